@@ -18,9 +18,8 @@ from waiting import calls
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
 from wds_pipes.core.stream import Stream
-from wds_pipes.loader.other_lanes import check_other_lanes
 from wds_pipes.tar import index_shards
-from wds_pipes.testing import check_resume, make_shards, same
+from wds_pipes.testing import check_other_lanes, check_resume, make_shards, same
 
 CHAINS = chains()
 

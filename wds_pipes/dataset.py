@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.hosts import stage_of
+from wds_pipes.core.lane import Context, Copies
 from wds_pipes.core.options import check_count, checks_options
 from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage, State
@@ -61,9 +62,7 @@ class WdsDataset(Countable, IterableDataset[Any]):
         super().__init__()
         warn_of_ranks("as_dataset()")
         self._stream = _WorkerStream(stage)
-        context = Chain(stage).root.context
-        context.tell_end = LaneEnds()
-        context.passed.news = context.passed.news or WorkerNews()
+        worker_copies(Chain(stage).root.context)
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
@@ -255,6 +254,42 @@ class WorkerNews:
                 "wds_pipes.PipeLoader, or StatefulDataLoader(pipe.as_dataset()), and load the state into that loader"
             )
         return int(epoch) - 1
+
+
+class WorkerCopies(Copies):
+    """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
+    start. See ``wds_pipes.datapipes.pipe``.
+
+    Attributes:
+        by: the main process; None: no DataLoader has iterated the pipe.
+        epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
+        starts: how many processes the main process had started when DataLoader made an iterator;
+            None: no further call for this iterator is expected.
+        news: what the main process was told since, for workers that are kept.
+    """
+
+    def __init__(self) -> None:
+        self.by: int | None = None
+        self.epoch: int | None = None
+        self.starts: int | None = None
+        self.news, self._ends = WorkerNews(), LaneEnds()
+
+    def tell(self, epoch: int | None) -> None:
+        self.epoch = None
+        self.news.tell(epoch)
+
+    def hear(self) -> int | None:
+        return self.news.hear()
+
+    def end(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
+        return self._ends(epoch, lacking, empty)
+
+
+def worker_copies(context: Context) -> WorkerCopies:
+    """Return what workers of a DataLoader have of the chain with this context."""
+    if not isinstance(context.copies, WorkerCopies):
+        context.copies = WorkerCopies()
+    return context.copies
 
 
 class LaneEnds:

@@ -1,6 +1,5 @@
 """``wds-pipes create``: shards of files, lists and tables."""
 
-import base64
 import csv
 import errno
 import itertools
@@ -16,6 +15,7 @@ from pathlib import Path
 import commands
 import pytest
 from commands import assert_readable, outputs, run_command
+from memory import memory_below
 from scripts import run_proof
 from tars import samples
 
@@ -217,16 +217,78 @@ def test_a_compressed_table(tmp_path, kind):
 
 
 def test_a_column_of_bytes_has_one_type(tmp_path):
-    """Base64 in JSON, also where some values are text by chance; or a field that --value names."""
+    """A field of its own, also where some values are text by chance; or one that --value names."""
     codes = [b"oI", b"\xff\0", b"<Y"]
     table = pyarrow.table({"code": pyarrow.array(codes, pyarrow.binary()), "pair": [[code, b"a"] for code in codes]})
     parquet.write_table(table, tmp_path / "t.parquet")
     run(tmp_path / "t.parquet", tmp_path / "out")
     for code, sample in zip(codes, read(tmp_path / "out").values(), strict=True):
-        both = [{"base64": base64.b64encode(value).decode()} for value in (code, b"a")]
-        assert json.loads(sample["json"]) == {"code": both[0], "pair": both}
+        assert sample == {"code.bin": code, "pair.0.bin": code, "pair.1.bin": b"a"}
     run(tmp_path / "t.parquet", tmp_path / "named", "--value", "bin=code")
     assert list(read(tmp_path / "named").values()) == [{"bin": code} for code in codes]
+
+
+PARTS = [range(5), range(5, 5), range(5, 12), range(12, 20)]
+
+
+def write_part(path, kind, rows):
+    if kind == "parquet":
+        schema = pyarrow.schema({"n": pyarrow.int64(), "text": pyarrow.string()})
+        parquet.write_table(pyarrow.Table.from_pylist(rows, schema), path, row_group_size=3)
+        return
+    lines = (
+        [json.dumps(row) for row in rows] if kind == "jsonl" else ["n,text", *(f'{row["n"]},"a\nb"' for row in rows)]
+    )
+    data = "".join(line + "\n\n" * (kind == "jsonl") + "\n" * (kind == "csv") for line in lines).encode()
+    packed = path.suffix.lstrip(".")
+    path.write_bytes(compress_bytes(data, packed) if packed in ("zst", "gz") else data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [("parquet", ""), ("jsonl", ""), ("jsonl", ".zst"), ("csv", ""), ("csv", ".gz")], ids=str
+)
+def test_several_files_of_a_table(tmp_path, kind, ending):
+    """In the order of their names, whatever file a shard begins in; also in shares, and again."""
+    (tmp_path / "in/b").mkdir(parents=True)
+    for name, part in zip(("b/0", "b/1", "b/2", "c"), PARTS, strict=True):
+        rows = [{"n": number, "text": "a\nb"} for number in part]
+        write_part(tmp_path / f"in/{name}.{kind}{ending}", kind, rows)
+    for share in (1, 0):
+        options = ("--from", kind, "--max-samples", 3, "--task", share, "--tasks", 2)
+        run(tmp_path / "in", tmp_path / "out", *options)
+    assert [row["n"] for row in map(json.loads, json_of(tmp_path / "out"))] == [
+        number if kind != "csv" else str(number) for number in range(20)
+    ]
+    assert list(read(tmp_path / "out")) == [f"{number:09d}" for number in range(20)]
+    assert len(outputs(tmp_path / "out")["index.json"]) > 0
+    run(f"{tmp_path}/in/b/*.{kind}{ending}", tmp_path / "some", "--max-bytes", 16)
+    assert len(list((tmp_path / "some").glob("*.tar"))) > 3
+    assert len(read(tmp_path / "some")) == 12
+    for option in (("--shuffle", 0), ("--group", 2), ("--split", "a=0.5,b=0.5")):
+        told = refused(tmp_path / "in", tmp_path / "no", "--from", kind, *option)
+        assert f"{option[0]} needs the whole table, and SOURCE may be several files" in told
+
+
+def json_of(folder):
+    return [sample["json"] for sample in samples([str(folder)])]
+
+
+def test_an_image_column_of_the_hub_is_a_field_of_its_extension(tmp_path):
+    pictures = [b"\xff\xd8\xff" + bytes([number]) for number in range(4)]
+    rows = [{"image": {"bytes": data, "path": "x"}, "label": number} for number, data in enumerate(pictures)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    run(tmp_path / "t.parquet", tmp_path / "out")
+    expected = [{"jpg": data, "json": json.dumps({"label": number})} for number, data in enumerate(pictures)]
+    assert [{**sample, "json": sample["json"].decode()} for sample in read(tmp_path / "out").values()] == expected
+
+
+def test_a_table_is_not_held_in_memory(tmp_path):
+    """Of 64 MB of rows."""
+    with (tmp_path / "t.jsonl").open("w") as file:
+        for number in range(4_000):
+            file.write(json.dumps({"n": number, "text": "x" * 16_000}) + "\n")
+    with memory_below(16 << 20):
+        create(tmp_path / "t.jsonl", tmp_path / "out")
 
 
 def test_a_parquet_file_is_not_read_compressed(tmp_path):
@@ -319,14 +381,14 @@ def test_all_problems_are_told_at_once(tmp_path):
         ("t.csv", "id\na\n", ["--value", "id"], ["--value is written as FIELD=COLUMN"]),
         ("t.csv", "id,b\na,b\n", ["--value", "txt=id", "--value", "txt=b"], ["--value names field 'txt' twice"]),
         ("t.csv", "id,n\nx,1\n,2", ["--value", "cls=id"], ["row 2: column 'id' has no label, but ''"]),
-        ("t.csv", "id\nx\n", ["--value", "json=id"], ["row 1: ", "column 'id' cannot be field 'json'"]),
-        ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["row 1: "]),
+        ("t.csv", "id\nx\n", ["--value", "json=id"], ["record '000000000'", "column 'id' cannot be field 'json'"]),
+        ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["record '000000000'"]),
         ("t.jsonl", "{}\n[]\n", [], ["line 2 of", "is no JSON object"]),
         ("t.jsonl", "{}\n{\n", [], ["line 2 of", "is no JSON: "]),
         ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text"]),
         ("a.jpg", b"\xff\xd8\xff\xe0\0\x10JFIF", [], ["a.jpg is not UTF-8 text"]),
         ("-", "", ["--from", "files"], ["is a list or a table, and --from files reads a directory"]),
-        (".", "", ["--from", "csv"], ["is a directory, and --from csv reads a file"]),
+        (".", "", ["--from", "tsv"], ["there is no file *.tsv in"]),
         ("a.csv", "x", ["--from", "files"], ["is a file, and --from files reads a directory"]),
         ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
         ("t.tsv", b"\xfe\xff" + "id\tv\n".encode("utf-16-be"), [], ["iconv -f UTF-16 -t UTF-8"]),

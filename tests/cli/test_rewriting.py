@@ -765,3 +765,31 @@ def test_names_of_classes_that_differ_are_not_written(content, classed, tmp_path
     assert "the outputs of another job: classes.json belongs to its outputs only now. Write to another" in refused(
         *call
     )
+
+
+@pytest.mark.parametrize(
+    "command", ["filter {} {} --exclude {}", "dedup {} {}", "reshard {} {} --shards 1", "map unchanged:same {} {}"]
+)
+def test_samples_that_stay_have_the_bytes_of_a_writer(tmp_path, monkeypatch, command):
+    """Also where a shard has samples of a writer, which are copied, and others, which are not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unchanged.py").write_text("def same(sample):\n    return sample\n")
+    (tmp_path / "keys").write_text("a/07\n")
+    wanted = [{"__key__": f"a/{n:02d}", "cls": b"%d" % n, "txt": b"t" * n * 40} for n in range(30)]
+    for place in (0, 15, 29, 30):  # of the sample that is not as TarWriter writes it; 30: none
+        source, expected = tmp_path / f"{place}.tar", tmp_path / f"expected-{place}.tar"
+        write_shard(str(expected), [one for one in wanted if "filter" not in command or one["__key__"] != "a/07"])
+        data = b""
+        for number, one in enumerate(wanted):
+            files = [(f"{one['__key__']}.{field}", one[field]) for field in ("cls", "txt")]
+            if number == place:
+                data += tar(reversed(files), format=tarfile.GNU_FORMAT, end=False)
+            else:
+                write_shard(str(source), [one])
+                data += source.read_bytes()[: sum(512 + len(file) + -len(file) % 512 for _, file in files)]
+        source.write_bytes(filled(data))
+        (tmp_path / f"{place}.tar.idx").unlink(missing_ok=True)
+        (tmp_path / f"{place}.tar.keys").unlink(missing_ok=True)
+        run(*command.format(source, f"out-{place}", "keys").split())
+        (written,) = (tmp_path / f"out-{place}").glob("*.tar")
+        assert written.read_bytes() == expected.read_bytes()

@@ -94,13 +94,11 @@ def test_all_chains_that_a_lane_runs_have_its_meters(loops, tmp_path):
     assert len(set(map(id, NoteMeters.found))) == 2
 
 
-@pytest.mark.parametrize("cache", [False, True])
-def test_two_chains_wait_for_their_own_bytes(cache, web, tmp_path):
+def test_two_chains_wait_for_their_own_bytes(web, tmp_path):
     """Those of one pipe, which share its connections: together they wait as long as the pipe."""
     local = make_shards(tmp_path / "local", shards=2, samples=4, fields=("txt",))
     urls = put_all(web, local)
-    store = wp.ShardCache(tmp_path / "cache", max_bytes="1GB") if cache else None
-    recipe = wp.ShardList(urls).open_shards(cache=store).load_tar().group_by_key()._stream.stage
+    recipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()._stream.stage
     one, other, third = (recipe.open(Lane(0, 0, number, 2)) for number in (0, 1, 0))
     assert len([*one.items, *other.items]) == 8
     waited = [running.lane.meters.stall_seconds for running in (one, other)]

@@ -372,6 +372,38 @@ def test_check_resume_finds_what_is_lost_on_other_lanes(kind, urls):
         check_resume(lambda: skipping(urls, kind))
 
 
+class ShowsSeen(wp.Stage):
+    """Appends to a list in its position, in place."""
+
+    @dataclass(slots=True)
+    class At:
+        seen: list | None = None
+
+    keeps_count = True
+    scope = "lane"
+    order_options = ()
+
+    def run(self):
+        self.at.seen = self.at.seen or []
+        for sample in self.source.items:
+            self.at.seen.append(sample["__key__"])
+            yield {**sample, "seen": list(self.at.seen)}
+
+
+def test_a_list_that_a_position_changes_in_place_is_that_of_its_moment(urls):
+    """A loader that has read ahead says where the caller stands."""
+    source = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    wp.register_stage(ShowsSeen)
+    pipe = source.shows_seen()
+    whole = list(wp.PipeLoader(pipe, batch_size=2, collate=list))
+    for count in (1, 3, 9):
+        loader = wp.PipeLoader(pipe, batch_size=2, collate=list)
+        after(loader, count)
+        again = wp.PipeLoader(pipe, batch_size=2, collate=list)
+        again.load_state_dict(through_json(loader.state_dict()))
+        assert list(again) == whole[count:]
+
+
 def test_tallies_are_fields_that_count(urls):
     with pytest.raises(TypeError, match="Wrong.tallies has 'number'"):
         type("Wrong", (TagSamples,), {"tallies": ("number",)})

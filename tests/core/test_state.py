@@ -311,6 +311,26 @@ def test_another_pipeline_is_refused_with_the_difference(urls):
         decoded(urls).load_state_dict(wp.PipeLoader(decoded(urls)).state_dict())
 
 
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("shuffle_buffer(size=3)", "the state is damaged"),
+        ([], "the state is damaged"),
+        (["shuffle_buffer", {"size": 3}, {}], "the state is damaged"),
+        (["shuffle_buffer", [3]], "the state is damaged"),
+        ([["shuffle_buffer"]], "the state is damaged"),
+        (["shuffle_buffer", {"size": 9**9999}], r"was shuffle_buffer\(size=some int\)"),
+        (["segments", {"count": 2}], "its epoch had an unknown number of samples"),
+    ],
+)
+def test_a_graph_that_no_pipeline_wrote_is_refused(step, message, urls):
+    state = wp.PipeLoader(decoded(urls)).state_dict()
+    place = [name for name, *_ in state["graph"]].index("segments" if "segments" in step else "shuffle_buffer")
+    state["graph"][place] = step
+    with pytest.raises(wp.StateError, match=message):
+        wp.PipeLoader(decoded(urls)).load_state_dict(state)
+
+
 def test_another_batch_size_or_function_is_accepted(urls):
     """All may change that does not decide which samples come in which order."""
     pipe = decoded(urls).map_samples(lambda sample: sample).batch_samples(2, collate="list")

@@ -188,6 +188,22 @@ def test_an_error_leaves_the_position_as_it_was(indexed):
     assert first["__key__"] == next(iter(wp.PipeLoader(pipe, batch_size=2, epoch_end="exact")))["__key__"]
 
 
+def test_a_state_taken_while_batches_are_read_is_that_before_the_call(urls):
+    """Such as by a signal handler: the call has one result, or none."""
+    states = []
+
+    def noting(sample):
+        states.append(through_json(loader.state_dict()))
+        return sample
+
+    loader = wp.PipeLoader(samples(urls).map_samples(noting), batch_size=2, epoch_end="exact")
+    before = through_json(loader.state_dict())
+    loader.skip(batches=3)
+    assert states[5] == before
+    assert len(states) > 5
+    assert loader.state_dict()["step"] == 3
+
+
 @pytest.mark.slow
 def test_with_workers(indexed):
     for kind in PIPES:

@@ -1,10 +1,12 @@
-"""The stages' signatures as type checkers and editors see them on pipes:
-wds_pipes/datapipes/signatures.pyi.
+"""What type checkers and editors see: the stages' signatures on pipes, in
+wds_pipes/datapipes/signatures.pyi, and the names that wds_pipes and wds_pipes.tools load at their
+first use, in the __init__.pyi of each.
 
-``python tests/support/typing_stubs.py`` writes it anew; a test compares.
+``python tests/support/typing_stubs.py`` writes them anew; a test compares.
 """
 
 import ast
+import builtins
 import inspect
 import re
 import subprocess
@@ -13,10 +15,13 @@ import textwrap
 import typing
 from pathlib import Path
 
-from wds_pipes import datapipes, stages
+import wds_pipes
+from wds_pipes import datapipes, stages, tools
 from wds_pipes.core.stage import Stage, functional_name
 
-PATH = Path(inspect.getsourcefile(datapipes)).parent / "signatures.pyi"
+FOLDER = Path(inspect.getsourcefile(datapipes)).parents[1]
+# the modules that are attributes of wds_pipes without an import of their own
+MODULES = ("checkpoint", "datapipes", "display", "io", "lightning", "nodes", "stages", "tar", "testing", "tools")
 SOURCES = ("ShardList", "SampleList", "Mix", "Join")  # these are built by their classes; the others are methods
 
 
@@ -127,9 +132,27 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 """
 
 
-def signatures() -> str:
-    """The text of the file."""
-    source = HEAD + methods() + "\n\n" + classes()
+def names(package, modules=()) -> str:
+    """The names that a package loads at their first use, as names of itself."""
+    lines = [f"from wds_pipes import {name} as {name}" for name in modules]
+    for module, listed in package._NAMES.items():
+        for name in listed.split():
+            shadows = "  # noqa: A004" if hasattr(builtins, name) else ""
+            lines.append(f"from wds_pipes.{module} import {name} as {name}{shadows}")
+    return "\n".join(["# Written by tests/support/typing_stubs.py: do not edit.", *lines, ""])
+
+
+def stubs() -> dict[Path, str]:
+    """The text of each file."""
+    return {
+        FOLDER / "datapipes" / "signatures.pyi": formatted(HEAD + methods() + "\n\n" + classes()),
+        FOLDER / "__init__.pyi": names(wds_pipes, MODULES),
+        FOLDER / "tools" / "__init__.pyi": names(tools),
+    }
+
+
+def formatted(source: str) -> str:
+    """The text as ruff formats it."""
     command = [
         sys.executable,
         "-m",
@@ -145,4 +168,5 @@ def signatures() -> str:
 
 
 if __name__ == "__main__":
-    PATH.write_text(signatures())
+    for path, text in stubs().items():
+        path.write_text(text)

@@ -367,7 +367,7 @@ def index(
         check_output(output, remote=True)
     total = len(expand(urls, storage_options))
     with executor_of(engine) as executor, shown(total, "shard", show=progress) as advance:
-        found = index_shards(urls, output, executor=executor, on_shard=lambda *_: advance(1), **options)
+        found = index_shards(urls, output, executor=executor, on_shard=lambda *_: advance(1), md5=as_json, **options)
     facts_of = {redact(url): facts._asdict() for url, facts in found.items()}
     samples = sum(facts.samples or 0 for facts in found.values())
     size = sum(facts.size or 0 for facts in found.values())

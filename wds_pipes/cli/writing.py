@@ -190,11 +190,11 @@ def create(**options: Any) -> tools.Report:
 
     \b
     files    files of one name are a sample: a.jpg and a.json
-    classes  directories are classes, as in ImageFolder: field cls, and classes.json
+    classes  directories (or the tars of a tar) are classes: field cls, and classes.json
     list     lines with a path and maybe a label: images/a.jpg 3
     csv, tsv, jsonl, parquet
-             a row is a sample: its field json, or what --file and --value say; names
-             of classes in --value cls=COLUMN become numbers; --group makes field jsonl
+             a row of a file or of several ('data/*.jsonl.zst') is a sample: field json,
+             or what --file and --value say; names in --value cls=COLUMN become numbers
     """  # noqa: D301
     return tools.create(**options)
 

@@ -282,7 +282,7 @@ class Chain:
         same position in the lane without these ranges.
         """
         entry, *later = entries
-        done, entry = (self._composite or self.root).rest_of(entry)
+        done, entry = (self._composite or self.root.epoch_order).rest_of(entry)
         return done, [entry, *later]
 
 
@@ -511,7 +511,7 @@ class Composite(Reports, Stage[Out]):
         return tuple(self.fit_parts(at, parts, fixed=fixed))
 
     def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Do what ``Source.rest_of`` does."""
+        """Do what ``Order.rest_of`` does."""
         return 0, entry
 
     def uncounted_parts(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -26,13 +26,21 @@ class GraphStep(NamedTuple):
 
     def __str__(self) -> str:
         """Return the step as a pipeline is written, for messages: ``shuffle_buffer(size=8)``."""
-        options = ", ".join(f"{option}={value!r}" for option, value in self.options.items())
+        options = ", ".join(f"{option}={_text(value)}" for option, value in self.options.items())
         return f"{self.name}({options})" if options else self.name
 
 
 def graph_text(graph: Iterable[GraphStep]) -> str:
     """Return the steps of a chain as text, for messages."""
     return " > ".join(map(str, graph))
+
+
+def _text(value: object) -> str:
+    """Return a value as Python writes it; it may come from a damaged state."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an int with thousands of digits, or lists in lists in lists
+        return f"some {type(value).__name__}"
 
 
 def _plain(value: object) -> object:

@@ -185,32 +185,34 @@ class Lane:
         return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
-@dataclass(slots=True)
-class Passed:
-    """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
-    start. See ``wds_pipes.datapipes.pipe``.
+class Copies:
+    """The copies of a chain that other processes iterate. There are none: a host whose workers
+    iterate copies puts an object of its own class into the ``Context``.
 
     Attributes:
-        by: the main process; None: no DataLoader has iterated the pipe.
-        epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
-        times: how often the next epoch was passed to new workers.
-        starts: how many processes the main process had started when DataLoader made an iterator;
-            None: no further call for this iterator is expected.
-        news: what the main process was told since, for workers that are kept: a
-            ``wds_pipes.dataset.WorkerNews``.
+        times: how often new copies were made that go on from the position of the chain.
     """
 
-    by: int | None = None
-    epoch: int | None = None
     times: int = 0
-    starts: int | None = None
-    news: Any = None
 
     def tell(self, epoch: int | None) -> None:
-        """The pipe is told an epoch, or a state (None)."""
-        self.epoch = None
-        if self.news is not None:
-            self.news.tell(epoch)
+        """The chain is told an epoch, or a state (None)."""
+
+    def hear(self) -> int | None:
+        """Return the epoch that the chain was told since this copy was made; None: it was told
+        none.
+        """
+        return None
+
+    def end(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
+        """Note that the lane of this process has ended and yielded nothing: its samples lacked the
+        fields that are kept, or it had none, which is not allowed.
+
+        Returns:
+            whether no lane yielded anything in this epoch, and samples of at least one lane lacked
+            fields; and whether it is known that all lanes were empty.
+        """
+        return lacking, False
 
 
 @dataclass(slots=True)
@@ -221,16 +223,14 @@ class Context:
         epoch: the epoch of the next iteration.
         lane: which lane this process yields.
         lanes: of how many.
-        tell_end: what hears that a lane has ended: see ``dataset.LaneEnds``.
-        passed: what workers of a DataLoader have.
+        copies: the copies of the chain that other processes iterate.
         made_in: the process that made the chain.
     """
 
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
-    tell_end: Callable[[int, bool, bool], tuple[bool, bool]] | None = None
-    passed: Passed = field(default_factory=Passed)
+    copies: Copies = field(default_factory=Copies)
     made_in: int = field(default_factory=os.getpid)
 
     def lane_in(self, seed: int, epoch: int) -> Lane:

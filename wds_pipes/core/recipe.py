@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.graph import GraphStep, graph_text
 from wds_pipes.core.moved import MEND, MEND_CLI, Data, Move
-from wds_pipes.core.stage import State, own_copy
+from wds_pipes.core.stage import Branching, State, own_copy
 from wds_pipes.core.state import ADDED, SEGMENTS, Grown, Saved, SavedSource, damaged, read_state
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
@@ -54,12 +54,11 @@ class Recipe(NamedTuple):
         """
         root, graph = chain.root, chain.graph(counted=counted)
         own = root.seed if seed is None else seed
-        sources = {
-            name: cls.of(Chain(branch), counted=True, seed=root.seed_of(name, own))._replace(
-                weight=root.weight_of(name)
-            )
-            for name, branch in root.branches.items()
-        }
+        sources = {}
+        if isinstance(root, Branching):
+            for name, branch in root.branches.items():
+                source = cls.of(Chain(branch), counted=True, seed=root.seed_of(name, own))
+                sources[name] = source._replace(weight=root.weight_of(name))
         without: frozenset[str] | None = getattr(root, "without", None)
         changed = without is not None and bool(getattr(root, "changed", False))
         steps = blake2b(json.dumps(graph).encode(), digest_size=4).hexdigest()
@@ -81,6 +80,11 @@ class Recipe(NamedTuple):
             [name, {option: own_copy(value) for option, value in options.items()}] if options else [name]
             for name, options in self.graph
         ]
+
+    def entries_at(self, epoch: int) -> dict[str, Any]:
+        """Return the entries of a state in an epoch that say how the list of shards has grown."""
+        left = [[last, shards] for last, shards in self.grown if last >= epoch]
+        return {"grown": left} if left else {}
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def _unlike(then: Sequence[GraphStep], now: Sequence[GraphStep]) -> str:
     if not old_parts:
         return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
     had, has = (
-        shown(parts[0].options["samples"]) if parts[0].options else "an unknown number of"
+        shown(parts[0].options["samples"]) if "samples" in parts[0].options else "an unknown number of"
         for parts in (old_parts, new_parts)
     )
     return f"its epoch had {had} samples, that of this pipeline has {has}: pass the same samples_per_shard= or index="

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.options import check_count
 from wds_pipes.core.reads_again import is_one_item
-from wds_pipes.core.stage import END, Out, Source, find_stage, functional_name
+from wds_pipes.core.stage import END, Order, Out, Source, find_stage, functional_name
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -19,7 +19,7 @@ from wds_pipes.errors import SampleError
 _MOST_BLOCKS = 4096  # of an epoch: what is left of a lane is divided by whole blocks
 
 
-class RowSource(Source[Out]):
+class RowSource(Order, Source[Out]):
     """The base of sources of numbered rows, such as a table of a database, an array on a disk or a
     list. A subclass counts the rows, and reads a range of them; pipes, lanes, PipeLoader and exact
     states follow::

@@ -567,46 +567,24 @@ class Reports:
         return before
 
 
-class Source(Reports, Stage[Out]):
-    """The first stage of a chain.
+class Order:
+    """What is known of the epochs of a source without reading them. A source that knows something
+    derives from this, too.
 
     Attributes:
-        seed: from which all random decisions of the chain derive.
-        seed_given: whether the caller has passed it: otherwise a mix derives another one from the
-            name of the source.
-        context: the iteration context of the chain.
-        storage_options: how to reach the storage; None: nothing was passed.
-        on_error: what the steps after it do with bad data, unless they say it: see ``Tolerant``.
-        divides: whether PipeLoader can divide its epochs into lanes.
-        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
-        divides_items: whether it divides its items over the lanes itself.
-        has_global_order: whether it can yield any slice of one order of an epoch: see ``Slice``.
-        counts_epochs: whether it reads from something that counts epochs itself: then only a mark
-            says where an epoch begins.
-        branches: the chains that it mixes, by name.
-        grown: the last epochs that have fewer shards than the list, each with the number of its
-            shards, which are the first ones of the list.
+        divides_shards: whether PipeLoader divides its epochs by the shards that ``epoch_shards``
+            lists.
+        sticky: whether a lane keeps its shards from epoch to epoch.
+        is_global: whether the source can yield any slice of one order of an epoch: see ``Slice``.
     """
 
-    keeps_count = True
-    scope = "item"
-    divides: ClassVar[bool] = False
     divides_shards: ClassVar[bool] = False
     sticky: bool = False
-    has_global_order: ClassVar[bool] = False
-    counts_epochs: bool = False
-    grown: Grown = ()
-    seed: int = 0
-    seed_given: bool = False
-    context: Context
-    storage_options: dict[str, Any] | None = None
-    on_error: Any = "raise"
-    source: None
+    is_global: ClassVar[bool] = False
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__()
-        self.seed, self.seed_given = 0 if seed is None else check_seed(seed), seed is not None
-        self.context = Context()
+    @property
+    def epoch_order(self) -> Order:
+        return self
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
@@ -621,48 +599,6 @@ class Source(Reports, Stage[Out]):
     def samples_fingerprint(self) -> str | None:
         """A hash of these numbers of samples; None if they are unknown."""
         return None
-
-    @property
-    def branches(self) -> Mapping[str, Stage[Any]]:
-        return {}
-
-    def entries_at(self, epoch: int) -> dict[str, Any]:
-        """Return the entries of a state in an epoch that say how the list has grown."""
-        left = [[last, shards] for last, shards in self.grown if last >= epoch]
-        return {"grown": left} if left else {}
-
-    def weight_of(self, branch: str) -> str:
-        """Return the weight of a chain that it mixes, as text; empty: it has none."""
-        return ""
-
-    def seed_of(self, branch: str, seed: int) -> int:
-        """Return the seed by which it runs a chain; ``seed``: that of its own lane."""
-        raise NotImplementedError
-
-    @property
-    def divides_items(self) -> bool:
-        return True
-
-    def which_data(self) -> Data:
-        """Return which shards the chain reads, in a form that also identifies them if they are
-        moved: see ``wds_pipes.core.moved``.
-        """
-        return Data()
-
-    def number_of(self, url: str) -> str | None:
-        """Return an id of the shard with this URL in the chain, which does not change if shards are
-        moved; None if no list has it.
-        """
-        return None
-
-    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
-        """Return the URL of the shard at a position with these values (none of them: the
-        beginning), for messages; None if there is none.
-        """
-        return None
-
-    def check_resumable(self) -> None:
-        """Raise StateError if the position of this chain cannot be known exactly."""
 
     def epoch_shards(self, seed: int, epoch: int) -> Sequence[tuple[int, int, int]]:
         """Return the shards in the order of an epoch, each as its number and a range of samples. A
@@ -694,11 +630,91 @@ class Source(Reports, Stage[Out]):
         """
         return entry.get("next", 0), {name: value for name, value in entry.items() if name != "next"}
 
-    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the options as the text of a pipeline shows them, and the text after the first of
-        them.
+
+_UNKNOWN = Order()
+
+
+class Branching:
+    """A source that runs other chains: its ``branches``."""
+
+    def weight_of(self, branch: str) -> str:
+        """Return the weight of a chain, as text; empty: it has none."""
+        return ""
+
+    def seed_of(self, branch: str, seed: int) -> int:
+        """Return the seed by which it runs a chain; ``seed``: that of its own lane."""
+        raise NotImplementedError
+
+
+class Source(Reports, Stage[Out]):
+    """The first stage of a chain.
+
+    Attributes:
+        seed: from which all random decisions of the chain derive.
+        seed_given: whether the caller has passed it: otherwise a mix derives another one from the
+            name of the source.
+        context: the iteration context of the chain.
+        storage_options: how to reach the storage; None: nothing was passed.
+        on_error: what the steps after it do with bad data, unless they say it: see ``Tolerant``.
+        divides: whether PipeLoader can divide its epochs into lanes.
+        divides_items: whether it divides its items over the lanes itself.
+        counts_epochs: whether it reads from something that counts epochs itself: then only a mark
+            says where an epoch begins.
+        branches: the chains that it mixes, by name.
+        grown: the last epochs that have fewer shards than the list, each with the number of its
+            shards, which are the first ones of the list.
+    """
+
+    keeps_count = True
+    scope = "item"
+    divides: ClassVar[bool] = False
+    counts_epochs: bool = False
+    grown: Grown = ()
+    seed: int = 0
+    seed_given: bool = False
+    context: Context
+    storage_options: dict[str, Any] | None = None
+    on_error: Any = "raise"
+    source: None
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self.seed, self.seed_given = 0 if seed is None else check_seed(seed), seed is not None
+        self.context = Context()
+
+    @property
+    def epoch_order(self) -> Order:
+        """What is known of an epoch without reading it."""
+        return _UNKNOWN
+
+    @property
+    def branches(self) -> Mapping[str, Stage[Any]]:
+        return {}
+
+    @property
+    def divides_items(self) -> bool:
+        return True
+
+    def which_data(self) -> Data:
+        """Return which shards the chain reads, in a form that also identifies them if they are
+        moved: see ``wds_pipes.core.moved``.
         """
-        return options, ""
+        return Data()
+
+    def number_of(self, url: str) -> str | None:
+        """Return an id of the shard with this URL in the chain, which does not change if shards are
+        moved; None if no list has it.
+        """
+        return None
+
+    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
+        """Return the URL of the shard at a position with these values (none of them: the
+        beginning), for messages; None if there is none.
+        """
+        return None
+
+    def check_resumable(self) -> None:
+        """Raise StateError if the position of this chain cannot be known exactly."""
 
 
 # Running a single step

@@ -47,7 +47,7 @@ class Stream(Generic[Out]):
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
         self.will_resume = False  # a state was loaded, and the next ``iter()`` continues from it
-        self._loaded_for = 0, 1, 0  # of the loaded state: the lane, how many there are, and ``Passed.times`` then
+        self._loaded_for = 0, 1, 0  # of the loaded state: the lane, how many there are, and ``Copies.times`` then
         self._live: weakref.ref[StreamIterator[Out]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Stream(Generic[Out]):
         self._stop_live("set_epoch() was called: continue with a new iter()")
         context = self.chain.root.context
         context.epoch = epoch
-        context.passed.tell(epoch)
+        context.copies.tell(epoch)
         self.at, self.will_resume = Position(epoch), False
 
     @property
@@ -80,8 +80,8 @@ class Stream(Generic[Out]):
         context = self.chain.root.context
         self.at, self.will_resume = position, True
         context.epoch = position.epoch
-        context.passed.tell(None)
-        self._loaded_for = context.lane, context.lanes, context.passed.times
+        context.copies.tell(None)
+        self._loaded_for = context.lane, context.lanes, context.copies.times
 
     def start_epoch(self) -> Position:
         """Return the position from which the iteration that starts now continues."""
@@ -93,10 +93,9 @@ class Stream(Generic[Out]):
                 f"{context.lanes}: DataLoader passes no state to its workers. Use wds_pipes.PipeLoader, or torchdata's "
                 "StatefulDataLoader(pipe.as_dataset())."
             )
-        if context.passed.times != times:  # workers of an earlier iteration had the state
+        if context.copies.times != times:  # workers of an earlier iteration had the state
             self.will_resume = False
-        news = context.passed.news
-        if news is not None and (told := news.hear()) is not None:
+        if (told := context.copies.hear()) is not None:
             context.epoch, self.will_resume = told, False
         position = self.position if self.will_resume else Position(context.epoch)
         # more if another pipe over the same source is in a later epoch
@@ -153,15 +152,15 @@ class Stream(Generic[Out]):
             },
             "counts": in_state(self.counts(position)),
             **not_for_dcp(),
-            **self.chain.root.entries_at(position.epoch),
+            **recipe.entries_at(position.epoch),
         }
 
     @cached_property
     def recipe(self) -> Recipe:
         """What never changes; StateError if the position of the chain cannot be known."""
         self.chain.root.check_resumable()
-        root = self.chain.root
-        samples = root.samples_fingerprint if root.has_global_order else None  # which depends on their numbers
+        order = self.chain.root.epoch_order
+        samples = order.samples_fingerprint if order.is_global else None  # which depends on their numbers
         return Recipe.of(self.chain)._replace(samples=samples)
 
     def load_state_dict(self, state: State, *, moved: bool = False, changed: bool = False) -> None:
@@ -290,8 +289,8 @@ class StreamIterator(Generic[Out]):
         mark, lack = running.mark(), Chain(running).lack
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
         explained, empty = lack.explains(counts), False
-        if context.tell_end is not None and (explained or not any(counts.values())):
-            explained, empty = context.tell_end(self._epoch, explained, lack.found is False)
+        if explained or not any(counts.values()):
+            explained, empty = context.copies.end(self._epoch, explained, lack.found is False)
         alone = context.lanes == 1
         error = lack.error() if explained else error_of_nothing(counts, lack) if alone or empty else None
         if error is not None:

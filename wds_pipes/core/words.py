@@ -36,6 +36,8 @@ def plain(text: str) -> str:
 
 def plain_json(text: str) -> str:
     """Return JSON of the same value, without control characters in its strings."""
+    if text.isascii() and "\x7f" not in text:  # JSON has no others as they are; a long line is looked at quickly
+        return text
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -27,7 +27,7 @@ from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_na
 from wds_pipes.core.stream import Stream
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
-from wds_pipes.dataset import LaneEnds, WdsDataset, WorkerNews, as_dataset, warn_of_copies
+from wds_pipes.dataset import WdsDataset, WorkerCopies, as_dataset, warn_of_copies, worker_copies
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
@@ -35,6 +35,7 @@ from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 from wds_pipes.stages.edits import Edits, load
+from wds_pipes.stages.shard_source import ShardSource
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -258,7 +259,8 @@ class WdsPipe(Countable, Base[T_co]):
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
         context = self._stream.chain.root.context
         context.lane, context.lanes = instance_id, num_of_instances
-        context.passed.starts = None  # no workers are started, or this is one
+        if isinstance(context.copies, WorkerCopies):
+            context.copies.starts = None  # no workers are started, or this is one
 
     def _repr_html_(self) -> str:
         return graph.to_html(self)
@@ -319,7 +321,7 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     """
     signature = _signature(kind)  # type: ignore[arg-type]  # mypy takes the __hash__ of instances
     values, said = signature.bind(*args, **options).arguments, ""
-    if isinstance(stage, Source):
+    if isinstance(stage, ShardSource):
         values, said = stage.shown_options(values)
     if _reads_pipes(kind):
         del values[next(iter(signature.parameters))]
@@ -390,24 +392,21 @@ def _count_epoch(pipe: IterDataPipe[Any], context: Context) -> None:
     Raises:
         TypeError: Accelerate would lose samples.
     """
-    passed = context.passed
-    passed.by = passed.by or os.getpid()
+    copies = worker_copies(context)
+    copies.by = copies.by or os.getpid()
     warn_of_ranks("a pipe in DataLoader", divided=True)
-    if context.tell_end is None:
-        context.tell_end = LaneEnds()
-    news = passed.news = passed.news or WorkerNews()
-    if passed.by != os.getpid():
+    if copies.by != os.getpid():
         return
     _refuse_accelerate(pipe)
     # A new iterator with workers calls this twice: when it is made and when it has started them.
-    starts, passed.starts = passed.starts, None
-    if starts is not None and starts < news.starts:
+    starts, copies.starts = copies.starts, None
+    if starts is not None and starts < copies.news.starts:
         return
-    passed.starts = news.starts
-    if passed.epoch == context.epoch:  # workers already had this epoch
+    copies.starts = copies.news.starts
+    if copies.epoch == context.epoch:  # workers already had this epoch
         context.epoch += 1
-        passed.times += 1
-    passed.epoch = context.epoch
+        copies.times += 1
+    copies.epoch = context.epoch
 
 
 def _refuse_accelerate(pipe: IterDataPipe[Any]) -> None:

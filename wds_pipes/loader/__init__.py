@@ -1,17 +1,18 @@
 """PipeLoader, its lanes and its processes, and the code about processes that other hosts share.
 
-What happens at ``next(loader)`` is in four files: ``iterator`` (one iteration, and what the
-iterations of a loader share), ``workers`` (the main process's side of the worker processes),
+What happens at ``next(loader)`` is in four files: ``iterator`` (the position of a loader, the loop
+that moves it, and one iteration), ``workers`` (the main process's side of the worker processes),
 ``worker`` (the code that runs in them: a lane, batch by batch) and ``transport`` (how batches
-cross).
+cross). A lane is a chain of steps, and ``segments`` is one of them. ``stats`` measures, and
+``ledger`` sums up, what passes. A batch comes with a mark of where its lane stands; ``plan`` makes
+JSON of marks when a state is requested.
 
 - ``pipe_loader``: the class PipeLoader.
 - ``plan``: how epochs are divided, and the place that a loader has reached; ``ranges`` and
   ``slices``: the two kinds of partitions, which say what each lane reads, also of the rest of an
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
   ``sticky``: ranks that have the same shards in all epochs; ``remainders``: how lanes share what is
-  left of opened shards; ``partition``: what the two kinds share; ``segments``: runs a lane;
-  ``other_lanes``: how ``check_resume`` tries that.
+  left of opened shards; ``partition``: what the two kinds share; ``segments``: runs a lane.
 - ``restoring``: from the states of ranks to the place where a loader continues; ``edited``: the
   same with edits.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, leave_out, logger, warn_of_unmet
+from wds_pipes.core.counts import Lack, Network, error_of_nothing, leave_out, logger, warn_of_unmet
 from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage
@@ -35,24 +33,142 @@ from wds_pipes.loader.workers import Workers
 from wds_pipes.stages.collating import which_batch
 from wds_pipes.stages.edits import Keys
 
+# The parts of a batch, the position after it, and what comes instead of it: see ``Run.step``.
+Step = tuple[list[Any], LoaderPosition, Exception | None]
 
-@dataclass
+
 class Run:
-    """A run over an epoch of the data, or over its rest, and what is in flight of it.
+    """A run over an epoch of the data, or over its rest: the loop that moves a position. Of what is
+    in flight, a position knows nothing.
+
+    Args:
+        plan: how epochs are divided.
+        workers: what runs the lanes; they begin.
+        at: the position where the run begins.
+        tally: what measures it.
 
     Attributes:
+        tally: as above.
+        whole: whether it is over a whole epoch.
         waiting: the lanes that have not ended.
         ended: where the others ended.
         ahead: the parts of the next batch; after an error nothing follows.
         lack: of the ended lanes.
-        whole: whether it is over a whole epoch.
     """
 
-    waiting: set[int] = field(default_factory=set)
-    ended: dict[int, LaneAt] = field(default_factory=dict)
-    ahead: deque[Result] = field(default_factory=deque)
-    lack: Lack = field(default_factory=Lack)
-    whole: bool = True
+    def __init__(self, plan: Plan, workers: Workers, at: LoaderPosition, tally: Tally) -> None:
+        self._plan, self._workers, self.tally = plan, workers, tally
+        batches = at.partition.batches(plan.terms)
+        self.whole = at.partition.start == 0 and all(lane == BEGINNING for lane in at.lanes.values())
+        begins = {
+            number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], not self.whole)
+            for number, lane in at.lanes.items()
+            if not lane.ended
+        }
+        self.waiting, self.ended, self.lack = set(begins), dict[int, LaneAt](), Lack()
+        self.ahead = deque[Result]()
+        # differs on each rank, and after a resume
+        seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
+        workers.start(begins, seed)
+
+    def step(self, at: LoaderPosition, samples: int | None = None) -> Step:
+        """Take the next batch.
+
+        Args:
+            at: the position before it.
+            samples: the batch ends with the part that reaches this number of ``at.samples``; None:
+                they are not counted.
+
+        Returns:
+            the parts of the batch, the position after it, and None; or no parts, the position to
+            adopt, and the error or StopIteration that comes instead.
+        """
+        if not self.ahead:
+            if (lacking := self._lacking(at)) is not None:
+                return [], at, lacking  # the state remains at the beginning of the epoch
+            end = self.end(at)
+            return [], end, self._plan.too_many(end.lanes, at) or StopIteration()
+        parts: list[Any] = []
+        after = at._replace(lanes=dict(at.lanes), step=at.step + 1, given=at.given + 1)
+        while self.ahead and len(parts) < self._plan.parts and (samples is None or after.samples < samples):
+            number, part, fields, failure, _ = self.ahead.popleft()
+            if fields is None:
+                return [], at if parts else self.end(at), failure
+            lane = LaneAt(*fields)
+            if samples is not None:
+                had, has = (self._plan.delivered(number, one) for one in (after.lanes[number], lane))
+                after = after._replace(samples=after.samples + has - had)
+            after.lanes[number] = lane
+            parts.append(part)
+        self.look_ahead(after)  # rule 4 of ``pipe_loader``; the next call returns its error
+        later = {result[0] for result in self.ahead}
+        after.lanes.update((number, lane) for number, lane in self.ended.items() if number not in later)
+        if self._plan.limits and (many := self._plan.too_many(after.lanes, at)) is not None:
+            return [], at, many
+        return parts, after, None
+
+    def end(self, at: LoaderPosition) -> LoaderPosition:
+        """Return a position, after which no batch follows, with the ends of the lanes."""
+        return at._replace(lanes={**at.lanes, **self.ended})
+
+    def drop(self) -> None:
+        """Leave what is in flight: nothing follows."""
+        self.waiting.clear()
+        self.ahead.clear()
+
+    def _lacking(self, at: LoaderPosition) -> Exception | None:
+        """Return an error if no lane of this rank yielded anything because of missing fields, which
+        are those that ``group_by_key(fields=...)`` keeps, or because no shard of any rank has a
+        sample. If there is another reason, warn.
+        """
+        plan = self._plan
+        if at.partition.counts.get("delivered") or any(plan.delivered(*lane) for lane in at.lanes.items()):
+            return None
+        counts, lack = total_counts(plan.counts_of(*lane) for lane in self.ended.items()), self.lack
+        if plan.rank.of > 1 and not any(counts.values()):
+            counts, lack = plan.look(at.epoch)
+        return error_of_nothing(counts, lack)
+
+    def look_ahead(self, at: LoaderPosition) -> None:
+        """Fetch the parts of the next batch, which begins at a position, as far as they are not
+        there yet.
+
+        With drop_last, parts that do not make a full batch are dropped at the end of the epoch.
+        """
+        plan, ahead = self._plan, self.ahead
+        while len(ahead) < plan.parts and not (ahead and ahead[-1][2] is None):
+            if (result := self._fetch()) is None:
+                break
+            ahead.append(result)
+        if plan.drop_last and len(ahead) < plan.parts and not self.waiting:
+            before = dict(at.lanes)
+            for number, _, fields, *_ in ahead:
+                assert fields is not None
+                lane = LaneAt(*fields)
+                had, has = (of_counts(one.counts(plan.chain)) for one in (before[number], lane))
+                self.ended[number], before[number] = plan.without_part(self.ended[number], subtract(has, had)), lane
+            ahead.clear()
+
+    def _fetch(self) -> Result | None:
+        """Return the next result, a batch or an error; None at the end of the epoch."""
+        while self.waiting:
+            try:
+                result = self._workers.next()
+            except Exception as error:
+                self._workers.end(interrupted=True)
+                return -1, None, None, error, None
+            number, batch, fields, _, spent = result
+            if number not in self.waiting:  # it was requested before its end was known
+                continue
+            if spent is not None:
+                self.tally.add(number, spent)
+            if fields is None or not (lane := LaneAt(*fields)).ended:
+                return result
+            self.waiting.discard(number)
+            self.ended[number] = lane
+            if batch is not None:
+                self.lack = Lack.of_all((self.lack, batch))
+        return None
 
 
 class Progress:
@@ -184,27 +300,30 @@ class Progress:
             self.go_to(at._replace(partition=partition, lanes=lanes, step=at.step + batches))
             return
         self.go_to(at)
+        plan.check_ranks(self, at, None, "skip()")
+        self.inside = threading.get_ident()
         try:
-            self.go_to(self._after_skip(at, batches))
+            after = self._after_skip(at, batches)
         except BaseException:  # of the data, or Ctrl-C
-            self.go_to(at)
+            self.workers.end(interrupted=True)
             raise
+        finally:
+            self.inside = 0
+        self.go_to(after)
 
     def _after_skip(self, at: LoaderPosition, batches: int) -> LoaderPosition:
         """Read batches, and return the position after them, which counts them as left out, and
         whose digest does not have them.
         """
-        plan = self.plan
-        cut, ledger, self.cut, self.ledger = self.cut, self.ledger, None, None
-        try:
-            iterator = LoaderIterator(self, lambda parts: True, None)
-            taken = sum(itertools.islice(iterator, batches))
-        finally:
-            self.cut, self.ledger = cut, ledger
-        after = self.at
-        assert after is not None
-        if taken < batches or after.ended:
-            raise ValueError(f"skip(batches={batches}) would leave nothing of epoch {at.epoch}: pass fewer")
+        plan, after = self.plan, at
+        run = Run(plan, self.workers, at, Tally(self.network))
+        run.look_ahead(at)
+        for _ in range(batches):
+            parts, after, error = run.step(after)
+            if isinstance(error, StopIteration) or (parts and after.ended):
+                raise ValueError(f"skip(batches={batches}) would leave nothing of epoch {at.epoch}: pass fewer")
+            if error is not None:
+                raise error
         lanes = dict[int, LaneAt]()
         for number, lane in after.lanes.items():
             had, counts = at.lanes[number].counts(plan.chain), lane.counts(plan.chain)
@@ -230,15 +349,13 @@ class Progress:
         if not is_compared(self):
             self.plan.check_ranks(self, self.position, self.cut, "checkpoint.save()")
 
-    def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, Run]:
-        """Begin a run over an epoch of the data, or over its rest.
+    def begin(self, tally: Tally, before: LoaderPosition | None = None) -> Run:
+        """Begin a run over an epoch of the data, or over its rest: the position is where it begins.
 
         Args:
+            tally: what measures the iteration.
             before: the position from which an iteration of with_epoch() continues; None: a new
                 iteration begins.
-
-        Returns:
-            the position where the run begins, and the run.
         """
         plan = self.plan
         if plan.endless and self.at is not None and not self.resume:
@@ -247,22 +364,51 @@ class Progress:
             at = self.position
         else:
             at = plan.beginning(self.epoch, self.lanes, after=self.at)
+        had = 0
         if before is None:
             plan.check_ranks(self, at, self.cut, "next()")
         else:
-            at = at.counted_from(before)
-        self.at, self.epoch, self.resume = at, at.epoch + 1, False
-        batches, lanes = at.partition.batches(plan.terms), at.lanes
-        resumed = at.partition.start > 0 or any(lane != BEGINNING for lane in lanes.values())
-        begins = {
-            number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], resumed)
-            for number, lane in lanes.items()
-            if not lane.ended
-        }
-        # differs on each rank, and after a resume
-        seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
-        self.workers.start(begins, seed)
-        return at, Run(set(begins), whole=not resumed)
+            at, had = at.counted_from(before), tally.stands[1] - plan.counts(before)["delivered"]
+        self.at, self.epoch, self.resume, self.tally = at, at.epoch + 1, False, tally
+        tally.stands = at, had + plan.counts(at)["delivered"]
+        return Run(plan, self.workers, at, tally)
+
+    def commit_end(self, run: Run, at: LoaderPosition) -> None:
+        """Adopt the position at the end of a run, or of its lanes that have ended."""
+        self.at = at
+        if not run.waiting and self.plan.rank.of == 1 and self.plan.kind is Ranges:
+            warn_of_unmet(self.excluded, run.lack, at.epoch, whole=run.whole)
+
+    def is_past(self) -> bool:
+        """Whether the iteration that begins is the rest, which is empty, of the epoch at whose end
+        the loaded state was taken.
+        """
+        passed, self.passed = self.passed, False
+        return passed
+
+    def enter(self, iterator: LoaderIterator) -> None:
+        """Begin ``next()`` of an iterator, in this thread.
+
+        Raises:
+            RuntimeError: another ``next()`` is running, or was interrupted.
+        """
+        thread = threading.get_ident()
+        if self.inside:
+            if self.inside != thread:
+                raise RuntimeError(
+                    "another thread is in next() of this loader, or was interrupted there: one thread at a time can "
+                    "iterate it. Give each thread a loader of its own, or let one thread iterate and pass its batches "
+                    "on. After an interrupt, call close() first."
+                )
+            if self.live is iterator:
+                raise iterator.stop(
+                    RuntimeError(
+                        "this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"
+                    ),
+                    interrupted=True,
+                )
+            self.close("what it had in flight is gone")
+        self.inside = thread
 
     @property
     def length_unknown(self) -> str | None:
@@ -278,7 +424,7 @@ class Progress:
         """The iterator in use, if there is one."""
         return None if self._live is None else self._live()
 
-    def use(self, iterator: LoaderIterator) -> Run | None:
+    def use(self, iterator: LoaderIterator, tally: Tally) -> Run | None:
         """Make an iterator the one in use, and stop the one before. Return the run with which it
         goes on after a cut of with_epoch(); None: a new run begins.
         """
@@ -289,7 +435,13 @@ class Progress:
             live.stop(_replaced(f"{newer}; build a second loader to iterate twice at once"))
         self._live = weakref.ref(iterator)
         run, self.paused = self.paused, None
-        return run if self.workers.running else None  # not in a forked child, to which the workers do not belong
+        # in a forked child, to which the workers do not belong, a run does not go on
+        if run is None or self.at is None or not self.workers.running:
+            return None
+        run.tally, tally.held = tally, run.tally.held
+        self.at, self.tally = self.at.counted_from(None), tally
+        tally.stands = self.at, self.plan.counts(self.at)["delivered"]
+        return run
 
     def _replace(self, why: str) -> None:
         """Stop the iterator in use, and drop what it has left to the next one."""
@@ -315,7 +467,7 @@ def _replaced(why: str) -> StateError:
 
 
 class LoaderIterator:
-    """One iteration over a PipeLoader.
+    """One iteration over a PipeLoader. It has no position: that of the loader is the only one.
 
     Args:
         progress: the progress of the loader.
@@ -327,45 +479,25 @@ class LoaderIterator:
         self._progress, self._join, self._new_bar = progress, join, bar
         self._error: Exception | None = None
         self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
-        self._at: LoaderPosition | None = None  # None: not started
-        self._run = Run()
+        self._run: Run | None = None  # None: not started, or stopped
         self._bar: Any = None
         self._tally = Tally(progress.network)
-
-    @property
-    def _plan(self) -> Plan:
-        return self._progress.plan  # another one if a state is loaded with an edit
 
     def __iter__(self) -> LoaderIterator:
         return self
 
     def __next__(self) -> Any:
-        progress, thread = self._progress, threading.get_ident()
         if self._error is not None:
             raise self._again(self._error)
-        if progress.inside:
-            if progress.inside != thread:
-                raise RuntimeError(
-                    "another thread is in next() of this loader, or was interrupted there: one thread at a time can "
-                    "iterate it. Give each thread a loader of its own, or let one thread iterate and pass its batches "
-                    "on. After an interrupt, call close() first."
-                )
-            if progress.live is self:
-                raise self.stop(
-                    RuntimeError(
-                        "this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"
-                    ),
-                    interrupted=True,
-                )
-            progress.close("what it had in flight is gone")
-        progress.inside = thread
+        progress, tally = self._progress, self._tally
+        progress.enter(self)
         try:
             start = time.perf_counter()
             found = self._next()
             if self._error is not None:  # perhaps of a signal handler that loaded a state meanwhile
                 found = self._error  # type: ignore[unreachable]
             if not isinstance(found, Exception):
-                self._tally.handed_over(start)
+                tally.handed_over(start)
                 if self._bar is not None:
                     self._bar.update()
         except Exception as error:  # also of a signal handler, at any moment
@@ -380,179 +512,70 @@ class LoaderIterator:
         if isinstance(found, Exception):
             progress.inside = 0
             raise self._again(found)
-        # From here to the return no signal handler runs. So an interrupt comes either before the
-        # loader adopts the position, or after the caller has the batch.
-        batch, self._at = found
-        progress.at = self._at
-        self._tally.stands = self._at, self._tally.stands[1]
+        # From here to the return no signal handler runs, since nothing is called. So an interrupt
+        # comes either before the loader adopts the position, or after the caller has the batch.
+        batch, at = found
+        progress.at = at
+        tally.stands = at, tally.stands[1]
         progress.inside = 0
         return batch
 
     def _next(self) -> tuple[Any, LoaderPosition] | Exception:
         """Return the next batch and the position after it, or the exception to raise."""
-        progress, plan = self._progress, self._plan
-        if self._at is None and progress.passed:
-            progress.passed = False
-            return self.stop(StopIteration())
-        at = self._at or self._start()
-        if self._error is not None:  # of a signal handler that loaded a state meanwhile
-            return self._error
+        progress = self._progress
+        if self._run is None:
+            if progress.is_past():
+                return self.stop(StopIteration())
+            self._start()
+        run, at = self._run, progress.at
+        if self._error is not None or run is None or at is None:  # of a signal handler that loaded a state meanwhile
+            return self._error or StopIteration()
         if progress.is_over(at):
             return self.stop(StopIteration())
-        if not self._run.ahead and progress.cut is not None:
-            self._commit_ends(at)
-            before = self._tally.stands[1] - self._delivered(at)
-            at = self._go_on(at)  # the next epoch of the data, without a break
-            self._tally.stands = at, before + self._delivered(at)
-        if not self._run.ahead:
-            if (lacking := self._all_lacking(at)) is not None:
-                return self.stop(lacking)  # the state remains at the beginning of the epoch
-            error = self._too_many({**at.lanes, **self._run.ended}, at)
-            self._commit_ends(at)
-            if error is None and progress.cut is not None:
+        if not run.ahead and progress.cut is not None:
+            self._commit_end(run, run.end(at))
+            run, at = self._go_on(at)  # the next epoch of the data, without a break
+        parts, after, error = run.step(at, progress.cut if progress.cut_in_samples else None)
+        if error is not None:
+            if after is not at:
+                self._commit_end(run, after)
+            if isinstance(error, StopIteration) and progress.cut is not None:
                 error = ShardError(
                     "a whole epoch of the data gave no batch, and with_epoch() requests more: no lane has a full batch "
                     "(use fewer lanes, a smaller batch_size, or epoch_end='pad' or 'exact'), or filters and "
                     "on_error='skip' leave nothing."
                 )
-            return self.stop(error or StopIteration())
-        parts: list[Any] = []
-        after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
-        while self._run.ahead and len(parts) < plan.parts and not progress.is_over(after):
-            lane, part, fields, failure, _ = self._run.ahead.popleft()
-            if fields is None:
-                if not parts:
-                    self._commit_ends(at)
-                return self.stop(failure or StopIteration())
-            stands = LaneAt(*fields)
-            if progress.cut_in_samples:
-                samples = self._samples_of(lane, stands) - self._samples_of(lane, after.lanes[lane])
-                after = after._replace(samples=after.samples + samples)
-            after.lanes[lane] = stands
-            parts.append(part)
-        self._look_ahead(after)  # rule 4 of ``pipe_loader``; the next call raises its error
-        later = {result[0] for result in self._run.ahead}
-        after.lanes.update((lane, end) for lane, end in self._run.ended.items() if lane not in later)
-        if (many := self._too_many(after.lanes, at)) is not None:
-            return self.stop(many)
+            return self.stop(error)
         batch = self._join(parts)
         if progress.ledger is not None and after.earlier is not None:
-            step = after.epoch, after.partition.start, after.step
-            progress.ledger.write(plan.rank, step, self._delivered(after), plan.digest(after))
-        return batch, after._replace(given=at.given + 1)
+            plan, step = progress.plan, (after.epoch, after.partition.start, after.step)
+            progress.ledger.write(plan.rank, step, plan.counts(after)["delivered"], plan.digest(after))
+        return batch, after
 
-    def _samples_of(self, number: int, lane: LaneAt) -> int:
-        """Return how many samples of a lane were delivered."""
-        return self._plan.counts_of(number, lane).get("delivered", 0)
-
-    def _too_many(self, lanes: dict[int, LaneAt], at: LoaderPosition) -> Exception | None:
-        """Return an error if the lanes of this rank together skipped more than max_errors of a
-        step.
+    def _commit_end(self, run: Run, at: LoaderPosition) -> None:
+        """Adopt the ends of lanes: no batch follows. If a signal handler has loaded a state
+        meanwhile, that stays.
         """
-        for name, limit in self._plan.limits.items():
-            # the ranks that counted these are no longer known
-            before = at.partition.counts.get(name, 0) // self._plan.rank.of
-            count = before + sum(self._plan.counts_of(*lane).get(name, 0) for lane in lanes.items())
-            if count > limit.errors:
-                step = name.removeprefix(LIMITED).split()[0]
-                return limit.kind(
-                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all "
-                    f"lanes of this rank together, and max_errors={limit.errors}. "
-                    "The log names the first ones: mend the data, or allow more."
-                )
-        return None
-
-    def _all_lacking(self, at: LoaderPosition) -> Exception | None:
-        """Return an error if no lane of this rank yielded anything because of missing fields, which
-        are those that ``group_by_key(fields=...)`` keeps, or because no shard of any rank has a
-        sample. If there is another reason, warn.
-        """
-        if at.partition.counts.get("delivered") or any(self._samples_of(*lane) for lane in at.lanes.items()):
-            return None
-        counts, lack = total_counts(self._plan.counts_of(*lane) for lane in self._run.ended.items()), self._run.lack
-        if self._plan.rank.of > 1 and not any(counts.values()):
-            counts, lack = self._plan.look(at.epoch)
-        return error_of_nothing(counts, lack)
-
-    def _commit_ends(self, at: LoaderPosition) -> None:
-        """Adopt the ends of the lanes: no batch follows ``at``. If a signal handler has loaded a
-        state meanwhile, that stays.
-        """
-        progress, run = self._progress, self._run
         if self._error is None:
-            self._at = progress.at = at._replace(lanes={**at.lanes, **run.ended})
-            if not run.waiting and self._plan.rank.of == 1 and self._plan.kind is Ranges:
-                warn_of_unmet(progress.excluded, run.lack, at.epoch, whole=run.whole)
+            self._progress.commit_end(run, at)
 
-    def _start(self) -> LoaderPosition:
+    def _start(self) -> None:
         progress = self._progress
         self._tally.begin()
-        if (run := progress.use(self)) is None:
-            at = self._go_on()
-        else:  # what was fetched ahead when with_epoch() cut the stream
-            assert progress.at is not None
-            assert progress.tally is not None
-            self._run, self._tally.held = run, progress.tally.held
-            self._at = progress.at = at = progress.at.counted_from(None)
-        self._tally.stands = at, self._delivered(at)
-        progress.tally = self._tally
-        if self._new_bar is not None:
-            self._bar = self._new_bar(initial=at.given or at.step)
-        return at
+        self._run = progress.use(self, self._tally)
+        if self._run is None:
+            self._go_on()
+        if self._new_bar is not None and progress.at is not None:
+            self._bar = self._new_bar(initial=progress.at.given or progress.at.step)
 
-    def _delivered(self, at: LoaderPosition) -> int:
-        """Return how many samples of its epoch this rank has had at a position."""
-        return self._plan.counts(at)["delivered"]
-
-    def _go_on(self, before: LoaderPosition | None = None) -> LoaderPosition:
-        """Begin a run over an epoch of the data, or over its rest."""
-        at, self._run = self._progress.begin(before)
-        self._at = at
-        self._look_ahead(at)
-        return at
-
-    def _look_ahead(self, at: LoaderPosition) -> None:
-        """Fetch the parts of the next batch, which begins at a position, as far as they are not
-        there yet.
-
-        With drop_last, parts that do not make a full batch are dropped at the end of the epoch.
+    def _go_on(self, before: LoaderPosition | None = None) -> tuple[Run, LoaderPosition]:
+        """Begin a run over an epoch of the data, or over its rest, and return it, and where it
+        begins.
         """
-        run, plan = self._run, self._plan
-        ahead = run.ahead
-        while len(ahead) < plan.parts and not (ahead and ahead[-1][2] is None):
-            if (result := self._fetch()) is None:
-                break
-            ahead.append(result)
-        if plan.drop_last and len(ahead) < plan.parts and not run.waiting:
-            before = dict(at.lanes)
-            for lane, _, fields, *_ in ahead:
-                assert fields is not None
-                stands = LaneAt(*fields)
-                had, has = (of_counts(at.counts(plan.chain)) for at in (before[lane], stands))
-                run.ended[lane], before[lane] = plan.without_part(run.ended[lane], subtract(has, had)), stands
-            ahead.clear()
-
-    def _fetch(self) -> Result | None:
-        """Return the next result, a batch or an error; None at the end of the epoch."""
-        while self._run.waiting:
-            try:
-                result = self._progress.workers.next()
-            except Exception as error:
-                self._progress.workers.end(interrupted=True)
-                return -1, None, None, error, None
-            run = self._run
-            lane, batch, fields, _, spent = result
-            if lane not in run.waiting:  # it was requested before its end was known
-                continue
-            if spent is not None:
-                self._tally.add(lane, spent)
-            if fields is None or not (stands := LaneAt(*fields)).ended:
-                return result
-            run.waiting.discard(lane)
-            run.ended[lane] = stands
-            if batch is not None:
-                run.lack = Lack.of_all((run.lack, batch))
-        return None
+        self._run = run = self._progress.begin(self._tally, before)
+        at, _ = self._tally.stands
+        run.look_ahead(at)
+        return run, at
 
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception:
         """Make every further ``next()`` raise ``error``, unless the iterator has stopped already.
@@ -568,14 +591,17 @@ class LoaderIterator:
         """
         if self._error is None:
             self._error, self._trace, progress = error, error.__traceback__, self._progress
+            run, self._run = self._run, None
             self._tally.end()
             if self._bar is not None:
                 self._bar.close()
-            if isinstance(error, StopIteration) and progress.is_over(self._at):
-                progress.paused = self._run
-            elif not (isinstance(error, (StopIteration, StateError)) and progress.workers.persistent):
+            if isinstance(error, StopIteration) and progress.is_over(progress.at):
+                progress.paused = run
+                return error
+            if run is not None:
+                run.drop()
+            if not (isinstance(error, (StopIteration, StateError)) and progress.workers.persistent):
                 progress.workers.end(interrupted=interrupted)
-            self._run = Run()
         return self._error
 
     def _again(self, error: Exception) -> Exception:

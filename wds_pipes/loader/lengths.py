@@ -85,7 +85,7 @@ def why_uncounted(stage: Stage[Any], *, repeats: bool = False) -> str | None:
     """
     if changes := _changes(stage, repeats=repeats):
         return changes
-    if Chain(stage).root.sample_counts is None:
+    if Chain(stage).root.epoch_order.sample_counts is None:
         return (
             "the samples of the shards are not counted: pass ShardList(index=...), which "
             "wds-pipes index SHARDS -o index.json writes, or samples_per_shard=, a number or a list of them"
@@ -147,12 +147,12 @@ class Countable:
         stage = self._stream.stage
         chain = Chain(stage)
         source = chain.root
-        counts = source.sample_counts
-        if not source.divides_shards:
+        counts = source.epoch_order.sample_counts
+        if not source.epoch_order.divides_shards:
             why = f"{source.changes_count()}; a pipe that begins with ShardList(index=...) has a sample_count()"
         elif counts is None:
             why = str(why_uncounted(source))
-        elif differ := source.epochs_differ():
+        elif differ := source.epoch_order.epochs_differ():
             why = f"{differ}. To set the length of an epoch: PipeLoader(...).with_epoch(samples=...)"
         elif changes := why_uncounted(stage, repeats=True):
             why = f"{changes}. Before this step, an epoch has {sum(counts):,} samples"
@@ -181,7 +181,7 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     if why := _unknown(stage) or _uneven(stage, ranks_are_divided):
         raise TypeError(f"len() is not known: {why}")
     chain = Chain(stage)
-    counts = chain.root.sample_counts
+    counts = chain.root.epoch_order.sample_counts
     if counts is None or chain.items_are not in _SAMPLES:
         return _items(stage, chain.root.which_data().shards or 0)
     return _items(stage, sum(counts))
@@ -190,10 +190,10 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
 def _unknown(stage: Stage[Any]) -> str | None:
     chain = Chain(stage)
     source = chain.root
-    if not source.divides_shards:
+    if not source.epoch_order.divides_shards:
         return source.changes_count()
     if chain.items_are in _SAMPLES:
-        return source.epochs_differ() or why_uncounted(stage, repeats=True)
+        return source.epoch_order.epochs_differ() or why_uncounted(stage, repeats=True)
     if chain.items_are == "members":
         return "the index counts samples, not members: add group_by_key()"
     return _changes(stage, repeats=True)

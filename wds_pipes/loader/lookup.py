@@ -107,7 +107,7 @@ def why_unknown(plan: Plan) -> str | None:
         if not isinstance(step, Segments) and (reason := step.unforeseen()) is not None:
             return reason
         batched = batched or step.items_per_batch is not None
-    return plan.uncounted or (root.epochs_differ() if plan.endless else None)
+    return plan.uncounted or (root.epoch_order.epochs_differ() if plan.endless else None)
 
 
 class Lookup:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import COUNTED, Lack, logger
+from wds_pipes.core.counts import COUNTED, LIMITED, Lack, logger
 from wds_pipes.core.digest import NOTHING, Digest, add, as_counts, in_epoch, of_counts, subtract, to_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
@@ -17,6 +17,7 @@ from wds_pipes.core.recipe import Recipe
 from wds_pipes.core.stage import Source, Stage, State, close_running, functional_name
 from wds_pipes.core.state import LEDGER, MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.ledger import ledger_of, with_ledger
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
@@ -181,21 +182,24 @@ class Plan:
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
         self.chain.root.check_resumable()
-        return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
+        return Recipe.of(self.chain)._replace(samples=self.source.epoch_order.samples_fingerprint)
+
+    @cached_property
+    def _packed_recipe(self) -> bytes:
+        """The entries of a state that say what it is of, pickled."""
+        return pickle.dumps({**self.recipe.entries, "graph": self.recipe.graph_entry})
 
     def of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
-        recipe = self.recipe
         state: State = {
             "version": STATE_VERSION,
             "epoch": at.epoch,
-            **recipe.entries,
-            "graph": recipe.graph_entry,
+            **pickle.loads(self._packed_recipe),  # the fastest copy
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
             "epoch_end": self.mode,
             "batch_size": self.batch_size,
-            **self.source.entries_at(at.epoch),
+            **self.recipe.entries_at(at.epoch),
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts
@@ -215,6 +219,9 @@ class Plan:
         ``cut`` is how many batches of this rank with_epoch() requests of an iteration; ``what`` is
         the call that begins it.
         """
+        if self.rank.of == 1:
+            self.source.check_resumable()
+            return
         facts = self.of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
@@ -242,7 +249,7 @@ class Plan:
         """How many samples a full batch has."""
         return self.part_size * self.parts
 
-    @property
+    @cached_property
     def part_size(self) -> int:
         """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
@@ -344,6 +351,26 @@ class Plan:
             self._counted[number] = known = lane, lane.counts(self.chain)
         return known[1]
 
+    def delivered(self, number: int, lane: LaneAt) -> int:
+        """Return how many samples of a lane were delivered."""
+        return self.counts_of(number, lane).get("delivered", 0)
+
+    def too_many(self, lanes: dict[int, LaneAt], at: LoaderPosition) -> WdsError | None:
+        """Return an error if the lanes of this rank together skipped more than max_errors of a
+        step.
+        """
+        for name, limit in self.limits.items():
+            before = at.partition.counts.get(name, 0) // self.rank.of  # the ranks that counted these are not known
+            count = before + sum(self.counts_of(*lane).get(name, 0) for lane in lanes.items())
+            if count > limit.errors:
+                step = name.removeprefix(LIMITED).split()[0]
+                return limit.kind(
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all "
+                    f"lanes of this rank together, and max_errors={limit.errors}. "
+                    "The log names the first ones: mend the data, or allow more."
+                )
+        return None
+
     def samples_had(self, number: int, lane: LaneAt) -> int:
         """Return how many samples a lane has had, whatever became of them."""
         counts = self.counts_of(number, lane)
@@ -364,7 +391,7 @@ class Plan:
                 "counts": self.counts_of(number, lane),
             }
             self._packed[number] = known = lane, pickle.dumps(state)
-        found: LaneState = pickle.loads(known[1])  # the fastest copy
+        found: LaneState = pickle.loads(known[1])
         return found
 
     def lanes_of(self, states: LaneStates) -> dict[int, LaneAt]:

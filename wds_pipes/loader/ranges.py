@@ -128,10 +128,10 @@ class Ranges:
 
         If samples are counted, batches of ``size`` are dealt to the lanes.
         """
-        ranks = ranks if source.sticky else 0
-        if source.sample_counts is None:
+        ranks = ranks if source.epoch_order.sticky else 0
+        if source.epoch_order.sample_counts is None:
             return cls(lanes, ranks=ranks)
-        total = ShardRanges.of(source.epoch_shards(source.seed, epoch)).samples
+        total = ShardRanges.of(source.epoch_order.epoch_shards(source.seed, epoch)).samples
         return cls(lanes, sizes=tuple(dealt(total, lanes, size)), ranks=ranks)
 
     def of_epoch(self, ahead: int, source: Source[Any], epoch: int) -> Ranges:
@@ -167,7 +167,7 @@ class Ranges:
         shards.
         """
         remainders = [*self._remainders_of[number]]
-        if self.history and not source.divides_shards:
+        if self.history and not source.epoch_order.divides_shards:
             return remainders  # the lanes of a mix continue as a whole
         samples = None if self.sizes is None else self.sizes[number]
         return [*remainders, Segment(number, len(self.history), samples=samples)]
@@ -183,7 +183,7 @@ class Ranges:
         """Return the lane under whose number a segment is read, with the segment's ranges."""
         number, generation = segment.number, segment.generation
         shares = _shares(source, epoch, (self.ranks, self.lanes), self.sizes, self.history)[generation]
-        ranges = shares[number][segment.start : segment.stop] if source.divides_shards else None
+        ranges = shares[number][segment.start : segment.stop] if source.epoch_order.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
     def orders(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[tuple[Lane, int, int]]:
@@ -332,12 +332,12 @@ class Ranges:
             if remainder.generation >= len(opened) or remainder.number >= len(opened[remainder.generation]):
                 raise damaged("its partition continues lanes that did not exist")
             most = opened[remainder.generation][remainder.number]
-            if source.divides_shards and not remainder.start < (remainder.stop or 0) <= most:
+            if source.epoch_order.divides_shards and not remainder.start < (remainder.stop or 0) <= most:
                 raise damaged("its partition continues shards that were not opened")
         first = len(opened[0]) if opened else self.lanes
-        if source.sticky is not bool(self.ranks) or (self.ranks and first % self.ranks):
+        if source.epoch_order.sticky is not bool(self.ranks) or (self.ranks and first % self.ranks):
             raise damaged(f"its partition of {first} lanes is of {self.ranks} ranks")
-        counted = source.sample_counts is not None
+        counted = source.epoch_order.sample_counts is not None
         if not all((sizes is not None) == counted for sizes in (self.sizes, *(sizes for sizes, _ in self.history))):
             raise damaged(
                 "its partition does not say how many samples each lane has"
@@ -466,7 +466,7 @@ class Ranges:
         if terms.mode == "loop" and not self.history and not begun:
             return Ranges.of(lanes, epoch, terms)
         source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
-        shares, samples, divides = self.shares(source, epoch), self.samples(), source.divides_shards
+        shares, samples, divides = self.shares(source, epoch), self.samples(), source.epoch_order.divides_shards
         counted = divides and samples is not None
         # then each lane counts as having opened its whole share, and continues as a whole
         whole = not divides or any(step.scope == "lane" for step in terms.chain)
@@ -536,7 +536,7 @@ def _shares(source: Source[Any], *of: Any) -> Shares:
 
 def _divide_all(source: Source[Any], epoch: int, of: tuple[int, int], sizes: Sizes, history: History) -> Shares:
     ranks, lanes = of
-    ranges = ShardRanges.of(source.epoch_shards(source.seed, epoch)).without_empty()
+    ranges = ShardRanges.of(source.epoch_order.epoch_shards(source.seed, epoch)).without_empty()
     if ranks:
         first, opened = history[0] if history else (sizes, range(lanes))
         ranges = arranged(ranges, source.seed, ranks, len(opened), first)

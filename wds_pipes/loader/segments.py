@@ -22,7 +22,7 @@ from wds_pipes.core.chain import Chain, Composite, linked
 from wds_pipes.core.counts import COUNTED, without_limited
 from wds_pipes.core.lane import Lane, LaneFacts, Tap
 from wds_pipes.core.occurrences import occurring
-from wds_pipes.core.stage import END, Ended, Mark, Out, Stage
+from wds_pipes.core.stage import END, Ended, Mark, Out, Reports, Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import OfLane, Portion
@@ -87,7 +87,7 @@ class Segments(Composite[Out]):
         self._segments: OfLane = []
         self._padding: Lane | None = None
         self._inner: Stage[Out] | None = None
-        self._running: Chain | None = None
+        self._opening: list[Reports] = []  # the steps of ``_inner`` that may know how many ranges it has begun
         self._run: _Run | None = None
         self._resume: Mark | None = None
         self._empty = 0  # how many epochs in a row had no sample
@@ -102,7 +102,7 @@ class Segments(Composite[Out]):
     @property
     def samples(self) -> int | None:
         """How many samples an epoch has; None: shards are partitioned, not samples."""
-        counts = Chain(self).root.sample_counts
+        counts = Chain(self).root.epoch_order.sample_counts
         return None if counts is None else sum(counts)
 
     def changes_count(self) -> str | None:
@@ -170,7 +170,7 @@ class Segments(Composite[Out]):
         if self._empty and self._lack_before.explains(at.done or {}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
-            counted = Chain(self).root.sample_counts is not None  # then lanes are divided by samples
+            counted = Chain(self).root.epoch_order.sample_counts is not None  # then lanes are divided by samples
             few = "samples" if counted else "shards"
             mend = "pass a smaller lanes=" if counted else "let ShardList(index=...) count the samples"
             raise ShardError(
@@ -207,9 +207,10 @@ class Segments(Composite[Out]):
             holding = next((step for step in reversed(chain.steps) if step.scope != "item"), chain.root)
             taps.insert(0, (holding, self._run.limited))
         self._inner = inner = self.source.open(replace(lane, taps=tuple(taps)), mark)
-        self._running = Chain(inner)
+        running = Chain(inner)
+        self._opening = [step for step in reversed(running.placed) if isinstance(step, Reports)]
         if self._run is not None:
-            self._run.begin(self._running)
+            self._run.begin(running)
         meter.watch(inner)
         return inner
 
@@ -219,7 +220,12 @@ class Segments(Composite[Out]):
 
     @property
     def opened(self) -> int:
-        return 0 if self._inner is None or self._running is None else self._running.opened
+        if self._inner is None:
+            return 0
+        for step in self._opening:  # as ``Chain.opened``, without looking for them at each batch
+            if (opened := step.opened) is not None:
+                return opened
+        return 0
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner

@@ -68,7 +68,7 @@ class Slices:
         """Return the partition of the places from ``place`` on; ``digest`` is of those before, of
         which ``left_out`` samples were left out.
         """
-        total, step = terms.chain.root.samples_in(epoch), terms.ranks * terms.size
+        total, step = terms.chain.root.epoch_order.samples_in(epoch), terms.ranks * terms.size
         stop = total
         if terms.mode != "exact":
             steps = (total - place) // step if terms.mode == "drop" else -(-(total - place) // step)
@@ -129,7 +129,7 @@ class Slices:
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Slices:
         if entry is None or not {_PLACE} <= entry.keys() <= {_PLACE, _DIGEST, LEFT_OUT}:
             raise damaged(f"its partition is {shown(entry)}")
-        most = terms.chain.root.samples_in(epoch)
+        most = terms.chain.root.epoch_order.samples_in(epoch)
         place = read_count(entry[_PLACE], "the place at which its partition begins", most=most)
         digest = read_digest(entry[_DIGEST], "the digest of its partition") if _DIGEST in entry else NOTHING
         left_out = read_count(entry.get(LEFT_OUT, 0), "the number of samples that skip() left out", most=place)
@@ -177,7 +177,7 @@ class Slices:
         """
         given, taken = min(lane["delivered"] * self.size, self._slice(number).count), 0
         if lane["position"] is not None:
-            taken = terms.chain.root.taken(terms.inner_position(lane["position"])[0])
+            taken = terms.chain.root.epoch_order.taken(terms.inner_position(lane["position"])[0])
         earlier = any(type(step).mark is not Stage.mark and not is_built_in(type(step)) for step in terms.chain)
         if not lane["ended"] and (taken > given or (taken < given and not earlier)):
             raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
@@ -216,7 +216,7 @@ def kind_of(stage: Stage[Any], epoch_end: str | None, parts: int) -> tuple[type[
     message, if a step prevents that.
     """
     chain = Chain(stage)
-    if not chain.root.has_global_order or epoch_end == "loop" or parts > 1:
+    if not chain.root.epoch_order.is_global or epoch_end == "loop" or parts > 1:
         return Ranges, None
     reasons = (step.changes_count() or changes_order(step) for step in chain)
     why_not = next(filter(None, reasons), None)

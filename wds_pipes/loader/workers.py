@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import select
 import shutil
 import signal
 import tempfile
@@ -83,6 +84,8 @@ class _Worker:
         """
         self._inbox = Inbox(most)
         self.connection, theirs = context.Pipe()
+        self._sent = select.poll()  # kept: ``connection.poll`` makes one at each call, which is slow
+        self._sent.register(self.connection, select.POLLIN)
         self.asked = 2
         copied = self.connection if forks(context) else None
         with theirs, uncollected():  # so that its end is seen here
@@ -111,7 +114,7 @@ class _Worker:
         """
         end = time.monotonic() + (timeout or math.inf)
         try:
-            while not self.connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+            while not self._sent.poll(1e3 * max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
                 if self.process.exitcode is not None and not self.connection.poll(0):
                     raise EOFError  # a process that the worker has started holds the connection, too
                 if time.monotonic() >= end:

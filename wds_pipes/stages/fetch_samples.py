@@ -39,8 +39,8 @@ class FetchSamples(Tolerant[Sample]):
 
     Args:
         source: a pipe of sample references: ``SampleList``.
-        fields: keep only these fields, as in ``["jpg;png", "cls"]``; None: all. A sample with none
-            of them is an error.
+        fields: keep only these fields, as in ``["jpg;png", "*.txt"]``; None: all. A sample with
+            none of them is an error.
         connections: the maximum number of requests at once.
         readahead_bytes: how many bytes may be read ahead.
         storage_options: how to reach the storage, as fsspec takes it; None: those of

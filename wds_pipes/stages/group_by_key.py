@@ -21,8 +21,8 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
 from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
-from wds_pipes.tar.grouping import Grouping, SuspectSampleError, warn_of
-from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, wants
+from wds_pipes.tar.grouping import GroupedShard, Grouping, SuspectSampleError, warn_of
+from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, kept, matches, wants
 from wds_pipes.tar.reader import RepeatedKeyError, TarMember
 
 Sample = dict[str, Any]
@@ -49,11 +49,12 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
 
     Args:
         source: a pipe of members: ``load_tar()``.
-        fields: keep only these fields, as in ``["jpg;png", "cls"]``. The data of others is skipped
-            (not read where the stream can seek). A sample with none of these fields is not yielded,
-            and is counted as filtered. If this happens to all samples of an epoch (of all lanes of
-            a rank together), an error is raised. At the end, a warning names each field that no
-            sample had, if a field of nearly the same name was left out (``jpeg`` for ``jpg``).
+        fields: keep only these fields, as in ``["jpg;png", "cls"]``; with ``"*.jpg"``, all that
+            match. The data of others is skipped (not read where the stream can seek). A sample
+            with none of these fields is not yielded, and is counted as filtered. If this happens to
+            all samples of an epoch (of all lanes of a rank together), an error is raised. At the
+            end, a warning names each field that no sample had, if a field of nearly the same name
+            was left out (``jpeg`` for ``jpg``).
         key_split: ``"first-dot"``, ``"last-dot"``, ``"folder"`` (the first directory of
             ``run7/cam/0.jpg`` is the key, and the path below it the field, ``cam/0.jpg``), or a
             function from the name of a member to (key, field), or to None to leave the member out.
@@ -116,6 +117,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
         # while running
         self._grouping = Grouping()
+        self._shard = GroupedShard("")  # what was found of this shard
         self._ref: ShardRef | None = None  # of this shard, if its number of samples is known
         self._may_skip = False
         self._reported = False  # whether a fault of the sample that is read was reported
@@ -140,7 +142,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         self._tars = source if isinstance(source, LoadTar) else _Tars(source)
         self._grouping = Grouping(
             self.split,
-            fields=None if self.fields is None else frozenset(self.fields),
+            fields=self.fields,
             on_repeated_key=self.on_repeated_key,
             metadata=None if padding is None else {"__padding__": padding},
             report=self._report,
@@ -153,36 +155,33 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
     def _samples(self, load: LoadTar | _Tars) -> Iterator[Sample]:
         """Yield the samples of the tars that the step before this one opens."""
         with closing(load.tars(wants(self.fields, self.split), named=False)) as tars:
-            for ref, members, resumed, part, offset in tars:
-                usual = self._begin_shard(ref, resumed=resumed, part=part)
-                if members is not None:
-                    samples = self._requested(self._grouping.samples(members, ref.url, usual), offset)
-                    if ref.draw is not None and self.lane.occurrences:
-                        samples = map(occurring, samples, repeat(ref.draw))
+            for tar in tars:
+                self._begin_shard(tar)
+                if tar.members is not None:
+                    samples = self._requested(self._grouping.samples(tar.members, self._shard), tar.offset)
+                    if tar.ref.draw is not None and self.lane.occurrences:
+                        samples = map(occurring, samples, repeat(tar.ref.draw))
                     yield from samples
-                    self._end_shard(ref.url)
+                    self._end_shard()
         self._read = True
         if self.fields is not None and self._found:
             tell_misspelt(self.fields, self._grouping.names.values())
 
-    def _begin_shard(self, shard: ShardRef, *, resumed: bool, part: int) -> str:
-        """Begin to count the samples of a shard, if their number is known. Return what is known of
-        the samples before this place, as ``Usual`` takes it.
-        """
-        at, ref = self.at, None if shard.stop is None else shard
+    def _begin_shard(self, tar: OpenTar) -> None:
+        """Begin a shard, and to count its samples, if their number is known."""
+        at, ref, resumed = self.at, None if tar.ref.stop is None else tar.ref, tar.resumed
         self._ref = ref
         if ref is None or not resumed:
             at.number = at.uncounted = 0
-        if ref is not None and part and not (at.number or at.uncounted):  # what is before it was not read
+        if ref is not None and tar.part and not (at.number or at.uncounted):  # what is before it was not read
             at.number = ref.start - 1
-        usual, at.usual = at.usual if resumed else "", ""
-        return usual
+        self._shard, at.usual = GroupedShard(tar.ref.url, at.usual if resumed else ""), ""
 
-    def _end_shard(self, url: str) -> None:
+    def _end_shard(self) -> None:
         """End a shard; warn if none of its files makes a sample."""
-        self._grouping.stop = -1
+        self._shard.stop = -1
         self.at.number = self.at.uncounted = 0
-        if not self._outside and (warning := self._grouping.why_none(url)) is not None:
+        if not self._outside and (warning := self._grouping.why_none(self._shard)) is not None:
             self._outside = str(warning)
             warnings.warn(warning, stacklevel=2)
 
@@ -192,7 +191,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         return samples if ref is None and self.fields is None else self._counted(samples, ref, offset)
 
     def _counted(self, samples: Iterator[Sample], ref: ShardRef | None, offset: int) -> Iterator[Sample]:
-        at, grouping = self.at, self._grouping
+        at, shard = self.at, self._shard
         start, stop = (0, 0) if ref is None else (ref.start, ref.stop or 0)
         if ref is not None and at.number >= stop > 0:
             check_more(ref, offset)
@@ -201,11 +200,11 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
             if ref is not None:
                 if at.number >= stop:  # the last requested one was lost
                     if at.number == stop:
-                        check_more(ref, grouping.start)
+                        check_more(ref, shard.start)
                     return
                 at.number += 1
-                at.uncounted |= grouping.gap
-            requested, last = (ref is None or at.number > start) and self._keeps(sample), grouping.stop < 0
+                at.uncounted |= shard.gap
+            requested, last = (ref is None or at.number > start) and self._keeps(sample), shard.stop < 0
             if last:
                 self._check_count()
             elif ref is not None and at.number == stop:  # the rest of the shard is not read
@@ -215,7 +214,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
             if last:
                 return
             if ref is not None and at.number >= stop:
-                check_more(ref, grouping.stop)
+                check_more(ref, shard.stop)
                 return
         self._check_count()  # the last one was lost, or there is none
 
@@ -234,7 +233,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         lost at damage that was skipped.
         """
         at, ref = self.at, self._ref
-        number, known = at.number, not (at.uncounted or self._grouping.gap)
+        number, known = at.number, not (at.uncounted or self._shard.gap)
         at.number = at.uncounted = 0
         if ref is not None and known:
             check_enough(ref, number)
@@ -266,7 +265,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         self._reported = False
         if ref is not None:
             at.number += 1
-            at.uncounted |= self._grouping.gap
+            at.uncounted |= self._shard.gap
             if not ref.start < at.number <= (ref.stop or 0):
                 return
         if not reported:
@@ -274,13 +273,13 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
             self.lane.meters.skips += 1
 
     def lack(self, before: Lack) -> Lack:
-        seen, wanted = self._grouping.names.values(), frozenset(self.fields or ())
+        seen, wanted = self._grouping.names.values(), kept(self.fields or ())
         left_out = (field for field in seen if self.fields is not None and field not in wanted)
         may_be_empty = None if not getattr(Chain(self).root, "empty_check", False) else False
         return Lack(
             self.at.filtered,
             self.fields is None or self._found,
-            wanted,
+            frozenset(wanted),
             frozenset(islice(left_out, _MOST_SEEN)),
             super().lack(before).skipped,
             bool(seen) or self._resumed or not self._read or (False if self._outside else may_be_empty),
@@ -289,13 +288,13 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
 
     def mark(self) -> Mark:
         # this is called for each sample
-        at, grouping = self.at, self._grouping
-        stop = grouping.stop
+        at, shard = self.at, self._shard
+        stop = shard.stop
         if stop < 0:
-            if grouping.start >= 0:  # this was the last one of its shard
+            if shard.start >= 0:  # this was the last one of its shard
                 at.usual = ""
             return (at.skipped, at.filtered, at.number, at.uncounted, at.usual), self._tars.mark()
-        usual = grouping.usual.text if self._may_skip and grouping.usual is not None else ""
+        usual = shard.usual.text if self._may_skip and shard.usual is not None else ""
         uncounted = 1 if self._ref is None else at.uncounted
         return (at.skipped, at.filtered, at.number, uncounted, usual), self._tars.mark_at(stop)
 
@@ -312,7 +311,7 @@ class _Tars:
 
     def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
         """Do what ``LoadTar.tars`` does; the members were read already."""
-        known, resumed = Chain(self._source).root.sample_counts is not None, self._source._resumed
+        known, resumed = Chain(self._source).root.epoch_order.sample_counts is not None, self._source._resumed
         self._take()
         while self._next is not None:
             url: Any = self._next.url
@@ -323,7 +322,7 @@ class _Tars:
             ref = ref or ShardRef(str(url))
             members = self._of_shard(url)
             begin = ref.begin or 0
-            yield ref, members, resumed, begin if offset >= begin else 0, offset
+            yield OpenTar(ref, members, resumed, begin if offset >= begin else 0, offset)
             resumed = False
             for _ in members:  # not all samples were requested
                 pass
@@ -391,8 +390,9 @@ def tell_misspelt(fields: Collection[str], seen: Collection[str]) -> None:
         fields: the fields to keep.
         seen: all fields of the samples.
     """
-    left_out = set(seen).difference(fields)
-    for field in sorted(set(fields).difference(seen)):
+    keep = kept(fields)
+    left_out = {field for field in seen if field not in keep}
+    for field in sorted(name for name in set(fields) if not any(matches(field, name) for field in seen)):
         if (meant := nearest(field, left_out)) is not None:
             warning = mended(
                 UserWarning,

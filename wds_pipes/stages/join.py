@@ -13,7 +13,7 @@ from wds_pipes.core.counts import COUNTED, Lack, logger, sum_counts
 from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_choice
-from wds_pipes.core.stage import END, Mark, Source, Stage, functional_name
+from wds_pipes.core.stage import END, Branching, Mark, Order, Source, Stage, functional_name
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
@@ -40,7 +40,7 @@ class Joined(NamedTuple):
     mark: Mark | None = None
 
 
-class Join(Composite[Sample], Source[Sample]):
+class Join(Composite[Sample], Branching, Order, Source[Sample]):
     """Join the samples of several pipelines by their keys:
     ``wp.join({"image": images, "caption": captions})``.
 

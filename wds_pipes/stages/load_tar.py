@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
@@ -22,7 +22,25 @@ from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import stale_offset
 from wds_pipes.tar.reader import TarMember, TarReader
 
-OpenTar = tuple[ShardRef, Iterator[TarMember] | None, bool, int, int]  # see ``LoadTar.tars``
+
+class OpenTar(NamedTuple):
+    """A tar that is read.
+
+    Attributes:
+        ref: the shard.
+        members: its members from the position on; None: this is the shard of the state that was
+            loaded, and was skipped since it cannot be opened.
+        resumed: whether reading begins at the member of a state.
+        part: the byte where the requested part of the shard begins, if what is before it is not
+            read, otherwise 0.
+        offset: the byte where reading begins.
+    """
+
+    ref: ShardRef
+    members: Iterator[TarMember] | None
+    resumed: bool = False
+    part: int = 0
+    offset: int = 0
 
 
 class LoadTar(OpensAnywhere, Tolerant[TarMember]):
@@ -122,16 +140,17 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
         self._part = 0
 
     def run(self) -> Iterator[TarMember]:
-        for ref, members, resumed, *_ in self.tars():
+        for tar in self.tars():
+            members = tar.members
             if members is None:  # a position of group_by_key is not one in the next shard
-                yield TarMember(ShardUrl.of(ref), "", None, MAX_SIZE)
+                yield TarMember(ShardUrl.of(tar.ref), "", None, MAX_SIZE)
                 continue
             first = next(members, None)
             if first is not None:
                 yield first
                 yield from members
-            elif not resumed:
-                check_enough(ref, 0)
+            elif not tar.resumed:
+                check_enough(tar.ref, 0)
 
     def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
         """Yield the tars of a running stage, each with a reader of its members after the position.
@@ -144,12 +163,6 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
             want: as in ``TarReader``.
             named: as in ``TarReader``; False: the URLs of members are plain, and a state stands
                 before a member.
-
-        Yields:
-            The shard; its members, or None if this is the shard of the state that was loaded, and
-            was skipped since it cannot be opened; whether reading begins at the member of a state;
-            the byte where the requested part of the shard begins, if what is before it is not read,
-            otherwise 0; and the byte where reading begins.
         """
         at, source = self.at, self.source
         while True:
@@ -187,14 +200,14 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
                         if first is None or (not first[1] and self._reader.ended):
                             raise self.no_member("it ends there")
                         members = chain([first], members)
-                    yield shard.ref, members, resumed, self._part, self._began
+                    yield OpenTar(shard.ref, members, resumed, self._part, self._began)
             finally:
                 shard.close()
             self.bytes_read = self.bytes_so_far
             self._reader, self._shard, at.offset, at.compression = None, None, 0, ""
             if resumed and stream is None:
                 self._before = source.mark()
-                yield shard.ref, None, True, 0, 0
+                yield OpenTar(shard.ref, None, resumed=True)
 
     def _begin(self, shard: Shard) -> BinaryIO | None:
         """Return the tar in a shard, at the position; None: it cannot be opened, and is skipped."""

@@ -287,7 +287,7 @@ class Draws:
         self._url: tuple[Any, str | None] = "", None  # the one looked up last, and what identifies it
         self._own = _Generators()
         ordered = all(one.changes_count() is None and changes_order(one) is None for one in chain)
-        self._place = self._root.place_in(step.lane) if ordered else None
+        self._place = self._root.epoch_order.place_in(step.lane) if ordered else None
         self._size = math.prod(one.items_per_batch or 1 for one in chain)
 
     def key(self, sample: Any, number: int) -> int:

@@ -15,7 +15,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import hash64, hash_text
-from wds_pipes.core.stage import END, Mark, Source, Stage
+from wds_pipes.core.stage import END, Branching, Mark, Source, Stage
 from wds_pipes.core.state import damaged, is_count
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
@@ -71,7 +71,7 @@ class Drawn(NamedTuple):
         return self._replace(since=self.draws, amount=0, **changes)
 
 
-class Mix(Composite[Any], Source[Any]):
+class Mix(Composite[Any], Branching, Source[Any]):
     """Mix several pipelines in exact proportions:
     ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
 

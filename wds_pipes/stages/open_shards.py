@@ -352,7 +352,7 @@ class OpenShards(Tolerant[Shard]):
         """
         first = Chain(self).root
         if isinstance(item, ShardRef):
-            if item.stop is not None or first.sample_counts is None:
+            if item.stop is not None or first.epoch_order.sample_counts is None:
                 return item
         elif not isinstance(item, (str, os.PathLike)):
             raise TypeError(

@@ -103,9 +103,10 @@ class Repeat(Composite[Out]):
     def _lane(self, lane: Lane, repetition: int) -> Lane:
         """Return the lane of the source in a repetition."""
         root, last = self.before.root, self._last.lane
-        if last is None or last[0] is not root or last[2] != repetition or last[1] != lane:
+        # an equal lane may be of another chain, which counts for itself
+        if last is None or last[0] is not root or last[1] is not lane or last[2] != repetition:
             epoch = lane.epoch * (self.n or 1) + repetition
-            last = self._last.lane = root, lane, repetition, root.lane_in(lane, epoch)
+            last = self._last.lane = root, lane, repetition, root.epoch_order.lane_in(lane, epoch)
         return last[3]
 
     def mark(self) -> Mark:

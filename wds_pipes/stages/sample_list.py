@@ -110,7 +110,7 @@ class SampleList(ShardSource[SampleRef]):
         padded: int = 0  # how many samples of its slice were repeats
 
     tallies = ("padded",)
-    scope, has_global_order = "item", True
+    scope, is_global = "item", True
     gives = "references"
     order_options = ("shuffle", "block_samples", "view", "excluded")
     excluded: dict[str, Any] | None = None  # which samples a loaded state leaves out: see wds_pipes.stages.edits

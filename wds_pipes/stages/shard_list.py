@@ -304,7 +304,7 @@ class ShardList(OpensAnywhere, ShardSource[ShardRef]):
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
         last, of = self._last.shards, (seed, epoch, self._count_in(epoch))
         if last is None or last[0] != of:
-            order = self.epoch_order(seed, epoch)
+            order = self.numbers_in(seed, epoch)
             whole = ShardRanges.whole(order, self.samples)
             if self.resampled:
                 whole = ShardRanges(order + (_times_before(order) << _DRAWS), whole.starts, whole.stops)
@@ -326,7 +326,7 @@ class ShardList(OpensAnywhere, ShardSource[ShardRef]):
         numbers = self.epoch_shards(lane.seed, lane.epoch).numbers
         return [(ranged, number) for ranged in numbers[shard_of(numbers) == shard].tolist()]
 
-    def epoch_order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    def numbers_in(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of all shards in the order of an epoch."""
         count, key = self._count_in(epoch), hash64(seed, epoch, _ORDER)
         if self._bounds is not None:

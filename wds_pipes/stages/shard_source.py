@@ -17,7 +17,7 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_storage_options
-from wds_pipes.core.stage import Out, Source
+from wds_pipes.core.stage import Order, Out, Source
 from wds_pipes.core.state import Grown
 from wds_pipes.core.tolerant import OnError, check_on_error
 from wds_pipes.core.words import plural
@@ -165,7 +165,7 @@ def check_enough(ref: ShardRef, number: int) -> None:
         )
 
 
-class ShardSource(Source[Out]):
+class ShardSource(Order, Source[Out]):
     """The first stage of a chain, which reads a list of shards.
 
     Attributes:
@@ -271,6 +271,9 @@ class ShardSource(Source[Out]):
         raise NotImplementedError
 
     def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the options as the text of a pipeline shows them, and the text after the first of
+        them.
+        """
         patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else list(self.urls)
         return {**options, "urls": patterns}, f"({self.size_shown()})"
 

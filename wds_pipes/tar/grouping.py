@@ -20,7 +20,7 @@ from typing import Any
 from wds_pipes.core.words import listed, plural
 from wds_pipes.errors import SampleError, ShardWarning, WdsError, mended
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.keys import KeySplit, is_metadata, splitter, why_outside
+from wds_pipes.tar.keys import KeySplit, is_metadata, kept, splitter, why_outside
 from wds_pipes.tar.reader import field_twice, repeated_key, reserved_name
 
 Member = tuple[str, str, Any, int]  # as a TarMember: url, name ("" for a gap), data, offset
@@ -111,6 +111,30 @@ def warn_of(error: WdsError, level: int) -> None:
     warnings.warn(warning, stacklevel=level + 1)
 
 
+class GroupedShard:
+    """What the grouping of a shard has found so far: it moves on with each sample.
+
+    Args:
+        url: the shard.
+        usual: the ``text`` of ``Usual`` of the samples before the place where reading begins.
+
+    Attributes:
+        start: where the last sample begins: its first header, in bytes; -1: there was none.
+        stop: where the sample after it begins; -1: it is the last one of the shard.
+        gap: whether members were lost.
+        outside: how many files belong to no sample.
+        first_outside: the first of these, and where its headers start.
+        usual: the fields of the samples so far; None: there was none.
+    """
+
+    start = stop = -1
+    gap, outside, first_outside = False, 0, ("", 0)
+
+    def __init__(self, url: str, usual: str = "") -> None:
+        self.url = url
+        self.usual = Usual(usual) if usual else None
+
+
 class Grouping:
     """Groups the members of shards to samples, one shard after another.
 
@@ -126,14 +150,8 @@ class Grouping:
             None: it is a ShardWarning, and the sample is not dropped.
 
     Attributes:
-        start: where the last sample begins: its first header, in bytes; -1: this shard had none.
-        stop: where the sample after it begins; -1: it is the last one of the shard.
         names: the fields of the samples so far, in lower case, by how they are written; the first
             few thousand if there are more.
-        gap: whether members of this shard were lost.
-        outside: how many files of this shard belong to no sample.
-        first_outside: the first of these, and where its headers start.
-        usual: the fields of the samples of this shard so far; None: there was none.
     """
 
     def __init__(
@@ -148,21 +166,18 @@ class Grouping:
         suspect: Callable[[SuspectSampleError], bool] | None = None,
     ) -> None:
         self._key_split, self._split, self._by_stem = key_split, splitter(key_split), key_split == "first-dot"
-        self._fields, self._on_repeated_key, self._metadata = fields, on_repeated_key, dict(metadata or {})
+        self._fields = None if fields is None else kept(fields)
+        self._on_repeated_key, self._metadata = on_repeated_key, dict(metadata or {})
         self._report = report or _raise
         self._lose, self._suspect = lose or _forget, suspect or _keep
-        self.usual: Usual | None = None
         self.names: dict[str, str] = {}
-        self.start = self.stop = -1
-        self.gap, self.outside, self.first_outside = False, 0, ("", 0)
 
-    def samples(self, members: Iterable[Member], url: str, usual: str = "") -> Iterator[dict[str, Any]]:
+    def samples(self, members: Iterable[Member], shard: GroupedShard) -> Iterator[dict[str, Any]]:
         """Yield the samples of a shard with these members.
 
         Args:
             members: all members of the shard from a place on, in order.
-            url: the shard.
-            usual: the ``text`` of ``Usual`` of the samples before this place.
+            shard: the shard, of which it notes what it finds.
         """
         # One loop over the members, since a call for each of them would cost more than the rest.
         # 1. The key of the sample and a known field: nearly all members; go to 4.
@@ -180,31 +195,29 @@ class Grouping:
         sample: dict[str, Any] | None = None
         key, stem, length, begin = "", _NO_KEY, 1, -1
         bad = beside = 0  # this sample is dropped, and the next one is: for a fault (1), beside a gap (2)
-        self.gap, self.outside = False, 0
-        self.start = self.stop = -1
-        self.usual = Usual(usual) if usual else None
-        last = None if self.usual is None else self.usual.last
+        url, last = shard.url, None if shard.usual is None else shard.usual.last
         for _, name, data, offset in members:
             field = names.get(name[length:]) if name[:length] == stem else None  # 1
             if field is None:
                 parts = split(name) if name else None
                 if parts is None:  # 2
                     if name:
-                        self.first_outside = self.first_outside if self.outside else (name, offset)
-                        self.outside += 1
+                        shard.first_outside = shard.first_outside if shard.outside else (name, offset)
+                        shard.outside += 1
                     else:
                         bad = beside = 2
-                        self.gap = True
+                        shard.gap = True
                         stem, length = _NO_KEY, 1
                     continue
                 if parts[0] != key or sample is None:  # 3
                     if sample is not None:
-                        self.start, self.stop = begin, offset
+                        shard.start, shard.stop = begin, offset
                         if bad:
                             self._lose(sample)
                         else:
                             if last not in sample:
-                                last = self._compare(sample)
+                                shard.usual = shard.usual or Usual()
+                                last = shard.usual.add(sample)
                             yield sample
                     key, begin, bad = parts[0], offset, beside
                     sample = {"__key__": key, "__url__": url}
@@ -231,8 +244,8 @@ class Grouping:
             elif wanted is None or field in wanted:
                 sample[field] = data  # type: ignore[index]
         if sample is not None:
-            self.start, self.stop = begin, -1
-            missing = [] if bad or self.usual is None else self.usual.missing(sample)
+            shard.start, shard.stop = begin, -1
+            missing = [] if bad or shard.usual is None else shard.usual.missing(sample)
             if missing and self._suspect(suspect_sample(url, key, missing, offset=begin)):
                 bad = 1
             if bad:
@@ -240,25 +253,20 @@ class Grouping:
             else:
                 yield sample
 
-    def why_none(self, url: str) -> ShardWarning | None:
+    def why_none(self, shard: GroupedShard) -> ShardWarning | None:
         """Return the warning for a shard that was read and has files of which none makes a sample;
         None: it has a sample, or no file.
         """
-        if not self.outside or self.start >= 0:
+        if not shard.outside or shard.start >= 0:
             return None
-        name, offset = self.first_outside
+        name, offset = shard.first_outside
+        of_all = plural(shard.outside, "file")
         what = (
-            f"shard {redact(url)}, byte {offset}: {name!r:.300} is the first of {plural(self.outside, 'file')}, of "
-            f"which none makes a sample: {why_outside(self._key_split)}"
+            f"shard {redact(shard.url)}, byte {offset}: {name!r:.300} is the first of {of_all}, of which none makes a "
+            f"sample: {why_outside(self._key_split)}"
         )
         rename = "Rename them, or pass another"
         return mended(ShardWarning, what, mend=f"{rename} key_split.", mend_cli=f"{rename} --key-split.")
-
-    def _compare(self, sample: dict[str, Any]) -> str | None:
-        """Compare the fields of a sample with those before it, and return the last one of all."""
-        if self.usual is None:
-            self.usual = Usual()
-        return self.usual.add(sample)
 
     def _name(self, written: str) -> str:
         """Return a field in lower case, and keep it: one str for all samples."""

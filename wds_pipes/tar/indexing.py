@@ -32,7 +32,7 @@ from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.grouping import Grouping, Member
+from wds_pipes.tar.grouping import GroupedShard, Grouping, Member
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import (
     KEYS,
@@ -131,11 +131,12 @@ def scan(
             found = Scanned()
             grouping = Grouping(key_split, on_repeated_key=on_repeated_key)
             members = _noted(reader, found.components) if components else reader
-            for sample in grouping.samples(members, url):
+            shard = GroupedShard(url)
+            for sample in grouping.samples(members, shard):
                 found.keys.append(sample["__key__"])
-                found.starts.append(grouping.start)
-            found.end, found.compressed, found.outside = reader.offset, bool(kind), grouping.outside
-            if (warning := grouping.why_none(url)) is not None:
+                found.starts.append(shard.start)
+            found.end, found.compressed, found.outside = reader.offset, bool(kind), shard.outside
+            if (warning := grouping.why_none(shard)) is not None:
                 warnings.warn(warning, stacklevel=2)
             while stream.read(_CHUNK):
                 pass
@@ -221,6 +222,7 @@ def index_shards(
     force: bool = False,
     progress: bool = False,
     executor: Executor | None = None,
+    md5: bool = True,
 ) -> dict[str, ShardFacts]:
     """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
@@ -254,6 +256,7 @@ def index_shards(
         progress: show a progress bar; needs tqdm.
         executor: what reads the shards, in other processes or on other machines; None: ``jobs``
             threads of this process.
+        md5: False: without ``output``, compute no MD5s, and pass over the data of large files.
 
     Returns:
         The facts of each shard by its URL, in order.
@@ -273,6 +276,7 @@ def index_shards(
     path = None if output is None else check_output(output)
     if path is not None:
         check_is_index(path)
+    how["md5"] = md5 or path is not None
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")

@@ -49,17 +49,29 @@ def matches(field: str, name: str) -> bool:
     return field == name or ("*" in name and fnmatchcase(field, name))
 
 
+class Kept(frozenset[str]):
+    """The names of fields to keep; one with a ``*`` keeps all fields that match."""
+
+    def __contains__(self, field: object) -> bool:
+        return super().__contains__(field) or any(matches(str(field), name) for name in self if "*" in name)
+
+
+def kept(fields: Collection[str]) -> Collection[str]:
+    """Return the fields to keep as a set that says whether a field is among them."""
+    return Kept(fields) if any("*" in name for name in fields) else frozenset(fields)
+
+
 def wants(fields: Collection[str] | None, rule: KeySplit) -> Callable[[str], bool] | None:
     """Return a function that says of a name whether its field is one of ``fields``; None: all
     are.
     """
     if fields is None:
         return None
-    split = splitter(rule)
+    split, keep = splitter(rule), kept(fields)
 
     def want(name: str) -> bool:
         parts = split(name)
-        return parts is not None and parts[1].lower() in fields
+        return parts is not None and parts[1].lower() in keep
 
     return want
 

@@ -143,12 +143,15 @@ def read_stored(file: io.RawIOBase | BinaryIO) -> Iterator[Stored]:
 
     Raises:
         NotStoredError: it has something else than such samples with keys of their own and the end
-            of a tar. It may come after samples, up to the end.
+            of a tar, or cannot be read. This may come after samples, up to the end.
     """
     data, start, keys = b"", 0, set[str]()
     first: Stored | None = None
     while True:
-        more = file.read(max(_CHUNK, len(data)))
+        try:
+            more = file.read(max(_CHUNK, len(data)))
+        except OSError as error:
+            raise NotStoredError from error
         data, base = data + more, start
         found = [*stored_in(data, start=start)]
         if not found and not _goes_on(data):

@@ -26,145 +26,34 @@ are finished, and from which inputs.
 """
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-if _TYPE_CHECKING:
-    from wds_pipes.tar.writer import shard_files, write_shard
-    from wds_pipes.tools.creating import convert, create
-    from wds_pipes.tools.diagnosing import Diagnosis, doctor
-    from wds_pipes.tools.downloading import download
-    from wds_pipes.tools.exporting import export
-    from wds_pipes.tools.jobs import Engine, Job, Outcome, Place, Report, Task, fingerprint, run
-    from wds_pipes.tools.looking import Shown, Summary, cat, head, info, ls
-    from wds_pipes.tools.outputs import JobOptions
-    from wds_pipes.tools.ray_engine import on_ray
-    from wds_pipes.tools.reading import Found, get
-    from wds_pipes.tools.reordering import ReorderOptions, concat, mix, reshard, shuffle, sort, split
-    from wds_pipes.tools.repairing import repair
-    from wds_pipes.tools.rewriting import (
-        dedup,
-        filter,  # noqa: A004
-        join,
-        map,  # noqa: A004
-    )
-    from wds_pipes.tools.selecting import select
-    from wds_pipes.tools.states import Difference, PlacedState, SameData, diff_states, read_states, same_data
-    from wds_pipes.tools.training import Proof, loader_of, prove
-    from wds_pipes.tools.verifying import Finding, VerifyReport, verify
-
-__all__ = [
-    "Diagnosis",
-    "Difference",
-    "Engine",
-    "Finding",
-    "Found",
-    "Job",
-    "JobOptions",
-    "Outcome",
-    "Place",
-    "PlacedState",
-    "Proof",
-    "ReorderOptions",
-    "Report",
-    "SameData",
-    "Shown",
-    "Summary",
-    "Task",
-    "VerifyReport",
-    "cat",
-    "concat",
-    "convert",
-    "create",
-    "dedup",
-    "diff_states",
-    "doctor",
-    "download",
-    "export",
-    "filter",
-    "fingerprint",
-    "get",
-    "head",
-    "info",
-    "join",
-    "loader_of",
-    "ls",
-    "map",
-    "mix",
-    "on_ray",
-    "prove",
-    "read_states",
-    "repair",
-    "reshard",
-    "run",
-    "same_data",
-    "select",
-    "shard_files",
-    "shuffle",
-    "sort",
-    "split",
-    "verify",
-    "write_shard",
-]
-
-# The module of each public name.
-_MODULE_OF = {
-    "Diagnosis": "tools.diagnosing",
-    "Difference": "tools.states",
-    "Engine": "tools.jobs",
-    "Finding": "tools.verifying",
-    "Found": "tools.reading",
-    "Job": "tools.jobs",
-    "JobOptions": "tools.outputs",
-    "Outcome": "tools.jobs",
-    "Place": "tools.jobs",
-    "PlacedState": "tools.states",
-    "Proof": "tools.training",
-    "ReorderOptions": "tools.reordering",
-    "Report": "tools.jobs",
-    "SameData": "tools.states",
-    "Shown": "tools.looking",
-    "Summary": "tools.looking",
-    "Task": "tools.jobs",
-    "VerifyReport": "tools.verifying",
-    "cat": "tools.looking",
-    "concat": "tools.reordering",
-    "convert": "tools.creating",
-    "create": "tools.creating",
-    "dedup": "tools.rewriting",
-    "diff_states": "tools.states",
-    "doctor": "tools.diagnosing",
-    "download": "tools.downloading",
-    "export": "tools.exporting",
-    "filter": "tools.rewriting",
-    "fingerprint": "tools.jobs",
-    "get": "tools.reading",
-    "head": "tools.looking",
-    "info": "tools.looking",
-    "join": "tools.rewriting",
-    "loader_of": "tools.training",
-    "ls": "tools.looking",
-    "map": "tools.rewriting",
-    "mix": "tools.reordering",
-    "on_ray": "tools.ray_engine",
-    "prove": "tools.training",
-    "read_states": "tools.states",
-    "repair": "tools.repairing",
-    "reshard": "tools.reordering",
-    "run": "tools.jobs",
-    "same_data": "tools.states",
-    "select": "tools.selecting",
-    "shard_files": "tar.writer",
-    "shuffle": "tools.reordering",
-    "sort": "tools.reordering",
-    "split": "tools.reordering",
-    "verify": "tools.verifying",
-    "write_shard": "tar.writer",
+# The public names of each module. tests/support/typing_stubs.py writes __init__.pyi from them, for
+# type checkers and editors.
+_NAMES = {
+    "tar.writer": "shard_files write_shard",
+    "tools.creating": "convert create",
+    "tools.diagnosing": "Diagnosis doctor",
+    "tools.downloading": "download",
+    "tools.exporting": "export",
+    "tools.jobs": "Engine Job Outcome Place Report Task fingerprint run",
+    "tools.looking": "Shown Summary cat head info ls",
+    "tools.outputs": "JobOptions",
+    "tools.ray_engine": "on_ray",
+    "tools.reading": "Found get",
+    "tools.reordering": "ReorderOptions concat mix reshard shuffle sort split",
+    "tools.repairing": "repair",
+    "tools.rewriting": "dedup filter join map",
+    "tools.selecting": "select",
+    "tools.states": "Difference PlacedState SameData diff_states read_states same_data",
+    "tools.training": "Proof loader_of prove",
+    "tools.verifying": "Finding VerifyReport verify",
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 
-if not _TYPE_CHECKING:  # type checkers see only the names above
 
-    def __getattr__(name: str) -> _Any:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        return getattr(_import_module(f"wds_pipes.{_MODULE_OF[name]}"), name)
+def __getattr__(name: str) -> _Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(_import_module(f"wds_pipes.{_MODULE_OF[name]}"), name)

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from glob import has_magic
 from hashlib import blake2b
 from itertools import chain, islice, pairwise
-from typing import IO, Any, Unpack, cast
+from typing import Any, BinaryIO, Unpack, cast
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from wds_pipes.io.compression import TAR_NAME, LargeWindowError, is_compressed_n
 from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.encoded import check_name, stored_size
+from wds_pipes.tar.encoded import Encoded, check_name, stored_size
 from wds_pipes.tar.keys import without_dots
 from wds_pipes.tar.writer import whole
 from wds_pipes.tools.files import (
@@ -77,11 +78,14 @@ from wds_pipes.tools.sources import (
     Database,
     Format,
     Parquet,
+    Run,
     Saved,
     Shard,
     TFRecord,
     TorchRecord,
     check_columns,
+    files_in_tar,
+    found_files,
     parquet_file,
     read,
     rows_of,
@@ -97,6 +101,7 @@ _FOR = {
 }
 _AHEAD = 1024  # rows
 _MOST_OF_FIELD = 1 << 30  # characters
+_TOGETHER = ("--file", "--group", "--root", "--shuffle", "--split")  # with these, a table is read as a whole
 _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": "parquet"}
 
 
@@ -122,19 +127,28 @@ def create(
 ) -> Report:
     """Make shards of files, lists and tables.
 
-    All that is wrong with the input is reported at once, before anything is written.
+    All that is wrong with the input is reported at once, before anything is written. Only rows of
+    tables are read when they are written, a few at a time: unless there is an option that needs the
+    whole table first (``key``, ``files``, ``group``, ``shuffle``, ``split`` or ``values`` of
+    ``cls``), and then it is read into memory.
 
     Args:
         source: a directory, a list, a table, or ``-`` for standard input. A list or a table of
-            text may be compressed: gz, bz2, xz or zst.
+            text may be compressed: gz, bz2, xz or zst. Tables may be several files of one kind, by
+            a pattern such as ``"data/*.jsonl.zst"``, or a directory with ``kind``. Their rows come
+            in the order of the names of the files, and are numbered across them.
         dest: the directory to write to. It gets ``shard-000000.tar`` and so on, their offsets, and
             ``index.json``; with ``split``, a directory for each split.
         kind: what ``source`` is: ``"files"``: files of one name are a sample; ``"classes"``: its
-            directories are classes; ``"list"``: lines with a path and maybe a label; ``"csv"``,
-            ``"tsv"``, ``"jsonl"``, ``"parquet"``: a row is a sample. None: files for a directory;
-            by the extension of a file, else a list.
+            directories are classes (with these two it may also be a tar that is not compressed,
+            in which tars are directories: nothing is unpacked); ``"list"``: lines with a path and
+            maybe a label; ``"csv"``, ``"tsv"``, ``"jsonl"``, ``"parquet"``: a row is a sample: its
+            field ``json``; bytes, and images and audio as Hugging Face stores them, are fields of
+            their own, as ``convert`` makes them. None: files for a directory; by the extension of a
+            file, else a list.
         max_samples: the maximum number of samples in a shard; None: 100,000.
-        max_bytes: the maximum size of a shard, such as 268435456 or ``"256MB"``; None: 1 GiB.
+        max_bytes: the maximum size of a shard, such as 268435456 or ``"256MB"``; None: 1 GiB. Of
+            tables it is about the size of the values.
         shuffle: the seed of a random order, which depends on the keys and on nothing else; None:
             that of the source.
         split: divide by the hashes of the keys: the names of splits and their shares.
@@ -144,7 +158,8 @@ def create(
         follow_symlinks: also read what is outside of ``source``, where a link leads there.
         ignore: patterns of files to leave out.
         include: patterns of files to pack although they belong to shards.
-        key: the column of the keys of a table; None: the number of the row.
+        key: the column of the keys of a table; None: the number of the row. Of several files, the
+            keys are not compared.
         files: columns of paths or URLs of files, ``"COLUMN"`` or ``"FIELD=COLUMN"``.
         values: columns of values, by their fields.
         group: so many rows are one sample, with the field ``jsonl``.
@@ -173,14 +188,28 @@ def create(
         raise ValueError("--group is for whole rows of a table, without --key, --file and --value")
     if root and not files and kind in _TABLES:
         raise ValueError("--root is where the paths of --file begin: name the column of paths, as in --file COLUMN")
+    ordered = {"--shuffle": shuffle is not None, "--split": split}
+    together = [name for name, value in {**given, **ordered}.items() if value and name in _TOGETHER]
+    several = kind in _TABLES and source != "-" and _may_be_several(source)
+    if several and together:
+        raise ValueError(f"{together[0]} needs the whole table, and SOURCE may be several files: name one file")
+    in_memory = together or key or LABEL in (values or {}) or source == "-"
+    if kind in _TABLES and (several or not in_memory):
+        return _converted("create", kind, source, running, key=key, values=values or {}, most=most, max_bytes=size)
     problems = Problems()
     if kind in _FOLDERS:
         links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-        found = packed(source, problems, options_of_store, ignore=ignore, include=include, links=links)
+        is_tar = _is_tar(source)
+        if is_tar:
+            found = files_in_tar(source, ignore, problems, options_of_store)
+            problems.check()
+        else:
+            found = packed(source, problems, options_of_store, ignore=ignore, include=include, links=links)
         if kind == "files":
             records, classes = of_directory(found, key_split, problems)
         else:
-            records, classes = of_classes(found, folders_in(source, ignore), key_split, problems)
+            folders = [] if is_tar else folders_in(source, ignore)
+            records, classes = of_classes(found, folders, key_split, problems)
     elif kind == "list":
         records, classes = of_list(source, root, key_split, problems, options_of_store)
     else:
@@ -208,23 +237,37 @@ def _kind(source: str, given: str | None) -> str:
     Raises:
         ValueError: it does not exist, or is something else.
     """
-    if source != "-" and "://" not in source and not os.path.exists(source):
+    if source != "-" and "://" not in source and not os.path.exists(source) and not has_magic(source):
         raise ValueError(f"SOURCE {source!r} does not exist")
     kind = given or _guessed(source)
     if source == "-" and kind in _FOLDERS:
         raise ValueError(f"standard input is a list or a table, and --from {kind} reads a directory")
-    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS):
+    is_one = kind in _TABLES or (kind in _FOLDERS and _is_tar(source))
+    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS) and not is_one:
         what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
         raise ValueError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
     return kind
+
+
+def _is_tar(source: str) -> bool:
+    """Whether a source is named as a tar, and is no directory."""
+    return TAR_NAME.fullmatch(source.rpartition("/")[2]) is not None and not os.path.isdir(source)
+
+
+def _may_be_several(source: str) -> bool:
+    """Whether tables may be several files: a directory or a pattern."""
+    return source.endswith("/") or os.path.isdir(source) or (has_magic(source) and not os.path.exists(source))
 
 
 def _guessed(source: str) -> str:
     """Return what a source is, if the caller does not say it."""
     if source == "-":
         raise ValueError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
-    if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
-        raise ValueError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
+    if _is_tar(source):
+        raise ValueError(
+            f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples. If it has files to "
+            "pack, or tars of files as ImageNet, pass --from files, or --from classes"
+        )
     name = source.partition("?")[0]
     refuse_part(name)
     ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
@@ -444,6 +487,61 @@ def grouped(records: Sequence[Record], count: int) -> list[Record]:
     ]
 
 
+class TextTable:
+    """Tables of text. A shard begins at a row: of JSON Lines, at its byte and line.
+
+    Attributes:
+        kind: ``"csv"``, ``"tsv"`` or ``"jsonl"``.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def shards(
+        self, source: str, max_samples: int, storage_options: StorageOptions, max_bytes: int | None = None
+    ) -> list[Shard]:
+        """Divide the rows of files into shards: the rows are counted, and JSON is not parsed."""
+        endings = (".jsonl", ".ndjson", ".json") if self.kind == "jsonl" else (f".{self.kind}",)
+        shards: list[list[Run]] = []
+        number, rows, room = 0, max_samples, 0
+        for _, file in found_files(source, endings, storage_options):
+            begins = True
+            for start, size in self._starts(file.url, storage_options):
+                if rows == max_samples or (rows and max_bytes is not None and size > room):
+                    shards.append([])
+                    rows, room, begins = 0, max_bytes or 0, True
+                if begins:
+                    shards[-1].append(Run(file, start, 0, number))
+                run = shards[-1][-1]
+                shards[-1][-1] = run._replace(records=(run.records or 0) + 1)
+                number, rows, room, begins = number + 1, rows + 1, room - size, False
+        return [Shard(f"shard-{place:06d}.tar", tuple(runs)) for place, runs in enumerate(shards)]
+
+    def _starts(self, url: str, storage_options: StorageOptions) -> Iterator[tuple[Any, int]]:
+        """Yield where each row begins, and about its size."""
+        with _text(url, storage_options) as text:
+            if self.kind != "jsonl":
+                for number, row in enumerate(_separated(text, self.kind, url)):
+                    yield number, sum(map(len, row.values()))
+                return
+            place = 0
+            for number, line in enumerate(cast("BinaryIO", text.buffer), 1):
+                if line.strip():
+                    yield (place, number), len(line)
+                place += len(line)
+
+    def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
+        """Read rows of a file."""
+        url = run.file.url
+        if self.kind == "jsonl":
+            place, line = run.start
+            with _text(url, storage_options, place) as text:
+                yield from islice(_json_lines(text, url, line), run.records)
+        else:
+            with _text(url, storage_options) as text:
+                yield from islice(_separated(text, self.kind, url), run.start, run.start + (run.records or 0))
+
+
 def _rows(source: str, kind: str, storage_options: StorageOptions) -> Iterator[Row]:
     if kind == "parquet":
         with parquet_file(source, storage_options) as table:
@@ -453,8 +551,8 @@ def _rows(source: str, kind: str, storage_options: StorageOptions) -> Iterator[R
         yield from _json_lines(text, source) if kind == "jsonl" else _separated(text, kind, source)
 
 
-def _json_lines(text: Iterable[str], source: str) -> Iterator[Row]:
-    for number, line in enumerate(text, 1):
+def _json_lines(text: Iterable[str], source: str, first: int = 1) -> Iterator[Row]:
+    for number, line in enumerate(text, first):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -497,12 +595,17 @@ def _next_row(table: csv.DictReader[str]) -> Row | None:
 
 
 @contextmanager
-def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
-
+def _text(source: str, storage_options: StorageOptions, skip: int = 0) -> Iterator[io.TextIOWrapper]:
+    """The text of a file, after its first ``skip`` bytes."""
     owned = source != "-"
     file = open_url(source, storage_options=storage_options) if owned else sys.stdin.buffer
     text = io.TextIOWrapper(unpacked(file)[0] if owned else file, "utf-8-sig", newline="")
     try:
+        if skip and text.buffer is file and file.seekable():
+            file.seek(skip)
+        else:
+            while skip and (passed := len(text.buffer.read(min(skip, 1 << 20)))):
+                skip -= passed
         yield text
     except unreadable() as error:
         if isinstance(error, WdsError) or getattr(error, "errno", None) is not None:
@@ -574,6 +677,7 @@ FORMATS: dict[str, Format] = {
     "lmdb": Database(),
     "torchrecord": TorchRecord(),
 }
+READERS: dict[str, Any] = {**FORMATS, **{kind: TextTable(kind) for kind in ("csv", "tsv", "jsonl")}}
 _FIRST = 100  # records that decide what the columns are
 
 
@@ -624,13 +728,33 @@ def convert(
         return running.run(
             write(records, running.place, problems, classes=classes, max_samples=most, max_bytes=1 << 60)
         )
-    reader = FORMATS[kind]
-    shards = reader.shards(source, most, storage_options)
+    return _converted("convert", kind, source, running, key=key, values=values, most=most)
+
+
+def _converted(
+    command: str,
+    kind: str,
+    source: str,
+    running: Running,
+    *,
+    key: str | None,
+    values: Mapping[str, str],
+    most: int,
+    max_bytes: int | None = None,
+) -> Report:
+    """Make shards of records, which are read when they are written."""
+    reader, storage_options = READERS[kind], running.storage_options
+    limits = {} if max_bytes is None else {"max_bytes": max_bytes}
+    shards = reader.shards(source, most, storage_options, **limits)
     rows = chain.from_iterable(reader.rows(run, storage_options) for shard in shards for run in shard.runs)
-    columns = columns_of(list(islice(rows, _FIRST)), key, values, redact(source))
+    first = list(islice(rows, _FIRST))
+    columns = columns_of(first, key, values, redact(source))
+    for number, row in enumerate(first if command == "create" else ()):
+        Encoded(sample_of(row, f"{number:09d}", columns), None)  # before anything is written
     decided = {
         "from": kind,
         "max_samples": most,
+        **limits,
         "key": key,
         "value": dict(values),
         "the list of columns": list(columns[2:]),
@@ -641,7 +765,7 @@ def convert(
     names = content_of_classes(labels[label]) if label in labels else None
     work = partial(_write_converted, kind, columns, storage_options)
     tasks = [_task_of(shard) for shard in shards]
-    return running.run(shard_job("convert", running.place, work, tasks, decided, classes=names))
+    return running.run(shard_job(command, running.place, work, tasks, decided, classes=names))
 
 
 def _task_of(shard: Shard) -> Task:
@@ -652,7 +776,7 @@ def _task_of(shard: Shard) -> Task:
 
 
 def _write_converted(kind: str, columns: Columns, storage_options: StorageOptions, task: Task, place: Place) -> Facts:
-    reader = FORMATS[kind]
+    reader = READERS[kind]
     usual = getattr(reader, "as_sample", None) if columns.key is None and not columns.values else None
     found: Iterator[dict[str, Any]] = (
         sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}

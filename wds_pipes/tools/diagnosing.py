@@ -497,7 +497,7 @@ class _Run:
         self.size, self.stalled = stats["samples"] / stats["batches"], stats["stall_share"]
         self.stage, self.workers, self.cores = progress.editable.stage, progress.workers.count, cores
         root = Chain(self.stage).root
-        whole = root.divides_shards and root.sample_counts is None
+        whole = root.epoch_order.divides_shards and root.epoch_order.sample_counts is None
         self.shards = max(1, (root.which_data().shards or 0) // loader.rank.of) if whole else sys.maxsize
         self.active = max(1, min(self.workers, self.shards))
         self.main = computed / (count * self.size) if self.workers else 0.0

@@ -27,23 +27,25 @@ _SHOWN = 10
 
 
 class Content(NamedTuple):
-    """A file whose bytes are a field.
+    """A file whose bytes are a field, or a part of a file.
 
     Attributes:
         url: its path or URL.
         size: its size in bytes.
         mark: its time of modification in nanoseconds, or its ETag; "": not known.
+        start: where the bytes begin, of a member of a tar; 0: they are the whole file.
     """
 
     url: str
     size: int
     mark: str
+    start: int = 0
 
     @property
     def identity(self) -> str:
         """What distinguishes it from another file, independent of where its directory is."""
         name = os.path.basename(self.url) if local_path(self.url) is not None else identify(self.url)
-        return f"{self.mark} {name}"
+        return f"{self.mark} {name}" + (f" {self.start}" if self.start else "")
 
 
 class Record(NamedTuple):
@@ -93,7 +95,7 @@ def samples(records: Sequence[Record], storage_options: StorageOptions) -> Itera
     """
     reader = RangeReader(storage_options, REQUESTS)
     remote = (value for record in records for value in record.fields.values() if _is_remote(value))
-    with reader.read(Range(content.url, 0, content.size) for content in remote) as parts:
+    with reader.read(Range(content.url, content.start, content.start + content.size) for content in remote) as parts:
         for record in records:
             sample: dict[str, Any] = {"__key__": record.key}
             for field, value in record.fields.items():
@@ -122,17 +124,21 @@ def _read_local(content: Content) -> bytes | None:
         return b""
     with open(local_path(content.url) or content.url, "rb") as file:
         same = str(os.fstat(file.fileno()).st_mtime_ns) == content.mark
-        data = file.read(content.size + 1)
+        file.seek(content.start)
+        data = file.read(content.size + (not content.start))  # one more, if the file is longer now
         return data if same and len(data) == content.size else None
 
 
 def _of_store(content: Content, reader: RangeReader, parts: Iterator[Part]) -> bytes | None:
     """The next part that was requested; None: the file is another than the listed one."""
-    data, _ = next(parts)
+    part, begin = next(parts)
+    data = part[content.start - begin : content.start - begin + content.size]
     reported = reader.reported(content.url)
     etag = reported.validators.get("etag", content.mark)
-    same = reported.size in (None, content.size) and (content.mark[:1] != '"' or etag == content.mark)
-    return data[:] if same and len(data) == content.size else None
+    same = (content.start or reported.size in (None, content.size)) and (
+        content.mark[:1] != '"' or etag == content.mark
+    )
+    return data if same and len(data) == content.size else None
 
 
 _RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot, which writes v1.0_a.jpg as v1_0_a.jpg"
@@ -377,8 +383,13 @@ def listed(
     path = local_path(source)
     found = _local(path, "", links, problems, ()) if path is not None else _remote(source, storage_options)
     for name, content in found:
-        if not any(map(_is_hidden, name.split("/"))) and not (ignore and _matches(name, ignore)):
+        if is_chosen(name, ignore):
             yield name, content
+
+
+def is_chosen(name: str, ignore: Sequence[str]) -> bool:
+    """Whether a file is read: it is not hidden, nor left out by a pattern."""
+    return not any(map(_is_hidden, name.split("/"))) and not (ignore and _matches(name, ignore))
 
 
 def _is_hidden(name: str) -> bool:

@@ -452,11 +452,17 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
     decoding = Decoding((), allow_pickle=False, max_image_pixels=1 << 26)
     decoder_of = lru_cache(4096)(decoding.decoder)  # bounded, since names may be hostile
     for sample in samples:
-        line = {"__key__": _clean(sample["__key__"]), "__url__": _clean(redact(sample["__url__"]))}
+        line = {"__key__": _json(_clean(sample["__key__"])), "__url__": _json(_clean(redact(sample["__url__"])))}
         for name, data in fields_of(sample):
             line[_clean(name)] = _value(data, decoder_of(originals.get(name, name)))
-        stream.write(plain_json(json.dumps(line, ensure_ascii=False, allow_nan=False)).encode() + b"\n")
+        stream.write(b"{%b}\n" % b", ".join(b"%b: %b" % (_json(name), value) for name, value in line.items()))
     stream.flush()
+
+
+def _json(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()  # an error for half of a character
+    return plain_json(text).encode()
 
 
 def _clean(name: str) -> str:
@@ -464,19 +470,20 @@ def _clean(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _value(data: bytes, decode: Any) -> Any:
+def _value(data: bytes, decode: Any) -> bytes:
+    """Return the JSON of a field."""
     if decode is int and exact_integer(data) is None:
         decode = decode_text
     if decode is not None:
         try:
             value = decode(data)
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            text = _json(value)
         except Exception:  # whatever a decoder raises, and what is not JSON
             pass
         else:
             if not isinstance(value, tuple):
-                return value
-    return {"base64": base64.b64encode(data).decode()}
+                return text
+    return b'{"base64": "%b"}' % base64.b64encode(data)
 
 
 def write_fields(sample: Sample, folder: str) -> list[str]:

@@ -20,7 +20,7 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
-from wds_pipes.tar.grouping import Grouping, Usual, suspect_sample, warn_of
+from wds_pipes.tar.grouping import GroupedShard, Grouping, Usual, suspect_sample, warn_of
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import MissingIndexError, ShardFacts, exists, find_facts, folder_of, list_shards
 from wds_pipes.tar.indexing import readable
@@ -165,13 +165,13 @@ class ShardWalk:
             return parts and (parts[0], str(next(numbers)))
 
         grouping, usual = Grouping(split, on_repeated_key="ignore"), Usual()
-        shown = redact(self._url)
-        for number, sample in enumerate(grouping.samples(self.members(), self._url)):
-            self.ended = grouping.stop < 0
+        shown, shard = redact(self._url), GroupedShard(self._url)
+        for number, sample in enumerate(grouping.samples(self.members(), shard)):
+            self.ended = shard.stop < 0
             found = Found(sample["__key__"], [value for _, value in fields_of(sample)], shown, number)
             names = [one.field for one in found.members]
             if self.ended and (missing := usual.missing(names)):
-                warn_of(suspect_sample(self._url, found.key, missing, offset=grouping.start), 1)
+                warn_of(suspect_sample(self._url, found.key, missing, offset=shard.start), 1)
             usual.add(names)
             yield found
         self.ended = True

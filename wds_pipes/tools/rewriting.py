@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from hashlib import blake2b
 from importlib import import_module
 from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -34,6 +35,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, StateError, for_commands, parts
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.expand import items_of
+from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import Urls, hide, redact, words
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import identity, read_names
@@ -42,6 +44,7 @@ from wds_pipes.tar.encoded import check_name, stored_size
 from wds_pipes.tar.index import base_name, exists, list_indexed, list_shards, make_opener, path_of, stale_keys
 from wds_pipes.tar.keys import is_metadata, splitter, without_dots
 from wds_pipes.tar.located import among, example_of, read_keys
+from wds_pipes.tar.stored import NotStoredError, Stored, read_stored
 from wds_pipes.tools.inputs import Inputs, Reader
 from wds_pipes.tools.jobs import Facts, Place, Report, Task, Work, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
@@ -61,7 +64,7 @@ from wds_pipes.tools.outputs import (
     write_indexes,
     write_task,
 )
-from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of
+from wds_pipes.tools.reading import Sample, ShardWalk, Source, fields_of
 from wds_pipes.tools.selecting import find_tables, keys_where, unfulfilled
 
 
@@ -170,12 +173,56 @@ def rewrite(
 
 def _write(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
     """Read a shard as ``group_by_key`` does, and write what ``change`` makes of its samples."""
+    if reading.fields is None and reading.key_split == "first-dot" and not is_remote(task.arguments.url):
+        with suppress(NotStoredError):
+            return _copy(change, reading, task, place)
     shard, facts = task.arguments, Facts(read=0, left_out=0)
     samples = change(with_writable_keys(samples_of(task, reading, facts), reading.key_split), shard, facts)
     samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
     written = write_task(task, place, samples)
     without = facts.pop("without_fields")
     return {**written, **facts, "read": facts["read"] + without, "left_out": facts["left_out"] + without}
+
+
+def _copy(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
+    """Do what ``_write`` does; samples that ``change`` does not change are copied as bytes.
+
+    Raises:
+        NotStoredError: the shard has other samples than ``read_stored`` finds. Nothing is written.
+    """
+    shard, facts, last = task.arguments, Facts(read=0, left_out=0), list[tuple[Stored, Sample]]()
+
+    def samples() -> Iterator[Sample]:
+        for stored in stored_of(task, reading.storage_options):
+            facts["read"] += 1
+            last[:] = [(stored, stored.sample(shard.url))]
+            yield dict(last[0][1])  # it may be changed in place
+
+    def written() -> Iterator[Sample | Stored]:
+        for made in change(samples(), shard, facts):
+            stored, sample = last[0]
+            # each field is the same object, and not only as large or equal
+            same = made.keys() == sample.keys() and all(made[name] is sample[name] for name in stored.fields)
+            yield stored if same and made["__key__"] == stored.key else made
+
+    found = complete(task.name, written(), lambda: facts["read"] - facts["left_out"])
+    return {**write_task(task, place, found), **facts}
+
+
+def stored_of(task: Task, storage_options: StorageOptions) -> Iterator[Stored]:
+    """Yield the samples of the shard of a task, whose size is that of the shard, as their bytes.
+
+    Raises:
+        NotStoredError: the shard has others than ``read_stored`` finds. It may come after samples.
+        StateError: the shard was changed after it was listed.
+    """
+    shard = task.arguments
+    check_same(shard.url, shard.mark, storage_options)
+    with make_opener(storage_options).open(shard.url) as file:
+        for stored in read_stored(file):
+            yield stored
+            task.advance(stored.size)
+    check_same(shard.url, shard.mark, storage_options)
 
 
 def samples_of(task: Task, reading: Reading, facts: Facts) -> Iterator[Sample]:
@@ -817,6 +864,22 @@ def _without_repeated(samples: Iterator[Sample], shard: Shard, facts: Facts) -> 
 
 
 def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
+    """Write a hash of each sample of a shard."""
+    found = bytearray()
+    try:
+        if reading.key_split != "first-dot" or is_remote(task.arguments.url):
+            raise NotStoredError
+        for stored in stored_of(task, reading.storage_options):
+            values = zip(stored.fields, stored.values(), strict=True)
+            found += _hash_of(stored.key, () if by == KEY else [(f, v) for f, v in values if by in (CONTENT, f)], by)
+    except NotStoredError:
+        found = _hash_members(reading, by, task)
+    place.write(task.outputs[0], bytes(found))
+    return {"samples": len(found) // 16}
+
+
+def _hash_members(reading: Reading, by: str, task: Task) -> bytearray:
+    """Return the hashes of the samples of a shard, also of one in which a key comes again."""
     shard = task.arguments
     check_same(shard.url, shard.mark, reading.storage_options)
     found, split = bytearray(), splitter(reading.key_split)
@@ -828,19 +891,18 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
     first: dict[str, tuple[str, frozenset[str], bytes]] = {}  # of each key that is written: key, fields, hash
     for key, members, *_ in walk.samples():
         task.advance(members[-1].end - members[0].start)
-        sample = Found(without_dots(key) if reading.key_split != "first-dot" else key, members)  # as it is written
-        hashed = _hash_of(sample, by)
+        written = without_dots(key) if reading.key_split != "first-dot" else key
+        hashed = _hash_of(written, [(one.field, one.data) for one in members if one.data is not None], by)
         found += hashed
         here = frozenset(member.field for member in members)
-        before = first.get(sample.key)
+        before = first.get(written)
         if before is None:
-            first[sample.key] = key, here, hashed
-        elif problem := _problem(sample.key, hashed, (key, here), before):
+            first[written] = key, here, hashed
+        elif problem := _problem(written, hashed, (key, here), before):
             offset = members[0].start
             text = f"shard {redact(shard.url)}, byte {offset}: {problem}"
             raise SampleError(text, url=redact(shard.url), key=key, offset=offset)
-    place.write(task.outputs[0], bytes(found))
-    return {"samples": len(found) // 16}
+    return found
 
 
 def _problem(
@@ -867,17 +929,16 @@ def _problem(
     return None
 
 
-def _hash_of(sample: Found, by: str) -> bytes:
+def _hash_of(key: str, fields: Collection[tuple[str, bytes]], by: str) -> bytes:
     digest = blake2b(digest_size=16)
     if by == KEY:
-        digest.update(sample.key.encode("utf-8", "surrogateescape"))
+        digest.update(key.encode("utf-8", "surrogateescape"))
         return digest.digest()
-    members = [member for member in sample.members if member.data is not None]
-    for member in sorted(members, key=lambda member: member.field):
-        name, data = member.field.encode("utf-8", "surrogateescape"), member.data or b""
+    for field, data in sorted(fields, key=itemgetter(0)):
+        name = field.encode("utf-8", "surrogateescape")
         digest.update(b"%d %d " % (len(name), len(data)) + name)
         digest.update(data)
-    return digest.digest() if members else _NONE
+    return digest.digest() if fields else _NONE
 
 
 def _repeated(shards: Sequence[Shard], hashes: Place) -> list[npt.NDArray[np.bool_]]:

@@ -41,17 +41,20 @@ import numpy as np
 
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError, StateError, WdsError
-from wds_pipes.io.compression import damage, unpacked, unreadable
+from wds_pipes.io.compression import TAR_NAME, damage, unpacked, unreadable
 from wds_pipes.io.expand import expand
 from wds_pipes.io.open import open_url
 from wds_pipes.io.outputs import refuse
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import below, local_path, redact
+from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.keys import without_dots
-from wds_pipes.tools.files import Content, Problems, file_of, is_in, listed
+from wds_pipes.tar.reader import TarReader
+from wds_pipes.tools.files import Content, Problems, file_of, is_chosen, is_in, listed
 from wds_pipes.tools.outputs import StorageOptions, names_of
 from wds_pipes.tools.rows import KEY, Numbers, Row, extension_of, is_text
 
+_MOST_IN_TAR = 1 << 50  # bytes of a file in a tar: its data is not read where files are listed
 _READ = 1 << 20  # bytes that are read at once from a store
 
 
@@ -177,6 +180,62 @@ class _Remote(io.RawIOBase):
         return count
 
 
+class _Part(_Remote):
+    """A part of a file that is open."""
+
+    def __init__(self, stream: BinaryIO, start: int, size: int) -> None:
+        self._stream, self._start, self._at, self._size = stream, start, 0, size
+
+    def readinto(self, buffer: Any) -> int:
+        self._stream.seek(self._start + self._at)
+        data = self._stream.read(min(len(buffer), max(0, self._size - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def files_in_tar(
+    source: str, ignore: Sequence[str], problems: Problems, storage_options: StorageOptions
+) -> list[tuple[str, Content]]:
+    """The files in a tar that is not compressed, and in the tars in it, where they are: nothing is
+    unpacked. The name of an inner tar, without its extension, is a directory, as in ImageNet, whose
+    inner tars are classes.
+
+    Raises:
+        ShardError: a tar is damaged, or compressed.
+    """
+    whole, found = file_of(source, storage_options), list[tuple[str, Content]]()
+    with opened(source, storage_options) as outer, opened(source, storage_options) as again:
+        for name, size, start in _members(outer, redact(source), 0, ignore, problems):
+            if TAR_NAME.fullmatch(os.path.basename(name)) is None:
+                found.append((name, whole._replace(size=size, start=start)))
+                continue
+            part, folder = io.BufferedReader(_Part(again, start, size)), name.rpartition(".tar")[0] or name
+            for inner, of_inner, at in _members(part, f"{redact(source)}, {name}", start, ignore, problems):
+                if TAR_NAME.fullmatch(os.path.basename(inner)) is not None:
+                    problems.add(f"{name} has a tar, {inner}: tars are read in a tar, but not in a tar in a tar")
+                found.append((f"{folder}/{inner}", whole._replace(size=of_inner, start=at)))
+    return found
+
+
+def _members(
+    stream: Any, url: str, start: int, ignore: Sequence[str], problems: Problems
+) -> Iterator[tuple[str, int, int]]:
+    """The files in a tar that begins at ``start``: their names, sizes, and where their bytes
+    begin.
+    """
+    reader = TarReader(stream, url=url, want=lambda name: False, max_member_bytes=_MOST_IN_TAR)
+    for member in reader:
+        header, size, plain = reader.skipped
+        parts = [part for part in member.name.split("/") if part not in ("", ".")]
+        name = "/".join(parts)
+        if ".." in parts or (is_chosen(name, ignore) and not plain):
+            why = "has '..' in its name" if plain else "is stored in parts (a sparse file)"
+            problems.add(f"{member.name!r:.300} of {url} {why}: unpack the tar, and name the directory")
+        elif is_chosen(name, ignore):
+            yield name, size, start + header + BLOCK
+
+
 @contextmanager
 def readable(url: str, storage_options: StorageOptions = None) -> Iterator[None]:
     """Make a SampleError of what libraries raise if a file is cut or damaged."""
@@ -235,12 +294,19 @@ _ROWS = 64  # that are converted to Python objects at a time
 class Parquet:
     """Parquet files."""
 
-    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
-        """Divide the rows of files into shards; only their ends are read."""
-        files = []
+    def shards(
+        self, source: str, max_samples: int, storage_options: StorageOptions, max_bytes: int | None = None
+    ) -> list[Shard]:
+        """Divide the rows of files into shards; only their ends are read. With ``max_bytes``, a
+        shard has at most as many rows as are so long on average.
+        """
+        files, size = [], 0
         for _, file in found_files(source, (".parquet",), storage_options):
             with parquet_file(file.url, storage_options) as table:
                 files.append((file, table.metadata.num_rows))
+                size += sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
+        if max_bytes is not None and size:
+            max_samples = min(max_samples, max(1, max_bytes * sum(rows for _, rows in files) // size))
         return divided(files, max_samples)
 
     def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:

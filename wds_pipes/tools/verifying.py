@@ -31,7 +31,7 @@ from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.grouping import Grouping, Member, SuspectSampleError
+from wds_pipes.tar.grouping import GroupedShard, Grouping, Member, SuspectSampleError
 from wds_pipes.tar.index import (
     KEYS,
     OFFSETS,
@@ -509,9 +509,9 @@ class _Check:
 
         def note(sample: dict[str, Any]) -> None:
             self._keys.append(sample["__key__"])
-            self._starts.append(grouping.start)
+            self._starts.append(shard.start)
 
-        found = self.found
+        found, shard = self.found, GroupedShard(self._url)
         grouping = Grouping(self._options.key_split, report=self._report, lose=note, suspect=self._suspect)
         try:
             with readable(self._url), self._opener.open(self._url) as raw:
@@ -527,16 +527,16 @@ class _Check:
                     concatenated=self._options.concatenated,
                     named=False,
                 )
-                for sample in grouping.samples(self._members(reader), self._url):
+                for sample in grouping.samples(self._members(reader), shard):
                     note(sample)
                     reach(reader.offset)
                     fields = frozenset(name for name, _ in fields_of(sample))
-                    first = FieldSet(0, self._shown, sample["__key__"], grouping.start)
+                    first = FieldSet(0, self._shown, sample["__key__"], shard.start)
                     sets.setdefault(fields, first).count += 1
-                self._end, found.outside = reader.offset, grouping.outside
-                warning = grouping.why_none(self._url)
+                self._end, found.outside = reader.offset, shard.outside
+                warning = grouping.why_none(shard)
                 if warning is not None and not found.counts["damage"]:
-                    self._add("sample", for_commands(warning), byte=grouping.first_outside[1])
+                    self._add("sample", for_commands(warning), byte=shard.first_outside[1])
                 while hashed is not None and stored.read(1 << 20):
                     pass
                 self._hashed = hashed
