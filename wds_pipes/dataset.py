@@ -217,34 +217,51 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
-class WorkerNews:
-    """What the main process was told since its workers were started, in memory that they share."""
+class WorkerCopies(Copies):
+    """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
+    start. See ``wds_pipes.datapipes.pipe``. What the main process is told since then, and how the
+    lanes of the workers end, stands in memory that they share.
+
+    Of each lane that yielded nothing, it stores the epoch, whether the samples lacked the fields
+    that are kept, and whether there were no samples, which is not allowed.
+
+    Attributes:
+        by: the main process; None: no DataLoader has iterated the pipe.
+        epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
+        starts: how many processes the main process had started when DataLoader made an iterator;
+            None: no further call for this iterator is expected.
+    """
+
+    by: int | None = None
+    epoch: int | None = None
+    starts: int | None = None
 
     def __init__(self) -> None:
-        # how often it was told something; and one more than the epoch it was told last, 0: a state
-        self._shared = SharedNumbers([0, 0])
+        # how often the pipe was told something; and one more than the epoch it was told last, 0: a
+        # state
+        self._told = SharedNumbers([0, 0])
         self._heard = 0  # how often, as this process knows
+        self._ends = SharedNumbers([0] * MAX_WORKERS)
 
     @property
-    def starts(self) -> int:
+    def started(self) -> int:
         """How many processes the main process has started."""
-        return self._shared.starts
+        return self._told.starts
 
     def tell(self, epoch: int | None) -> None:
-        """Note that the pipe was told an epoch, or a state (None), if this is the main process."""
+        self.epoch = None
         if worker_info() is None:
             self._heard += 1
-            self._shared.numbers[1] = 0 if epoch is None else epoch + 1
-            self._shared.numbers[0] = self._heard
+            self._told.numbers[1] = 0 if epoch is None else epoch + 1
+            self._told.numbers[0] = self._heard
 
     def hear(self) -> int | None:
-        """Return the epoch that the main process was told since this process heard of one; None:
-        it was told none.
+        """Do what ``Copies.hear`` does.
 
         Raises:
-            StateError: it was told a state, which this worker does not have.
+            StateError: the main process was told a state, which this worker does not have.
         """
-        times, epoch = self._shared.numbers.tolist()
+        times, epoch = self._told.numbers.tolist()
         if times == self._heard:
             return None
         self._heard = times
@@ -255,34 +272,14 @@ class WorkerNews:
             )
         return int(epoch) - 1
 
-
-class WorkerCopies(Copies):
-    """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
-    start. See ``wds_pipes.datapipes.pipe``.
-
-    Attributes:
-        by: the main process; None: no DataLoader has iterated the pipe.
-        epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
-        starts: how many processes the main process had started when DataLoader made an iterator;
-            None: no further call for this iterator is expected.
-        news: what the main process was told since, for workers that are kept.
-    """
-
-    def __init__(self) -> None:
-        self.by: int | None = None
-        self.epoch: int | None = None
-        self.starts: int | None = None
-        self.news, self._ends = WorkerNews(), LaneEnds()
-
-    def tell(self, epoch: int | None) -> None:
-        self.epoch = None
-        self.news.tell(epoch)
-
-    def hear(self) -> int | None:
-        return self.news.hear()
-
     def end(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
-        return self._ends(epoch, lacking, empty)
+        worker = worker_info()
+        if worker is None or worker.id >= MAX_WORKERS:
+            return lacking, empty
+        self._ends.numbers[worker.id] = 4 * (epoch + 1) + 2 * lacking + empty
+        ends = self._ends.numbers[: worker.num_workers].tolist()
+        ended = all(end // 4 == epoch + 1 for end in ends)
+        return ended and any(end & 2 for end in ends), ended and all(end & 1 for end in ends)
 
 
 def worker_copies(context: Context) -> WorkerCopies:
@@ -290,33 +287,6 @@ def worker_copies(context: Context) -> WorkerCopies:
     if not isinstance(context.copies, WorkerCopies):
         context.copies = WorkerCopies()
     return context.copies
-
-
-class LaneEnds:
-    """How the lanes of DataLoader's workers ended, in shared memory, since a worker sees its own
-    lane only.
-
-    For each lane that yielded nothing, it stores the epoch, whether the samples lacked the fields
-    that are kept, and whether there were no samples, which is not allowed.
-    """
-
-    def __init__(self) -> None:
-        self._shared = SharedNumbers([0] * MAX_WORKERS)
-
-    def __call__(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
-        """Store that the lane of this process yielded nothing.
-
-        Returns:
-            whether no lane yielded anything in this epoch, and samples of at least one lane lacked
-            fields; and whether all lanes were empty.
-        """
-        worker = worker_info()
-        if worker is None or worker.id >= MAX_WORKERS:
-            return lacking, empty
-        self._shared.numbers[worker.id] = 4 * (epoch + 1) + 2 * lacking + empty
-        ends = self._shared.numbers[: worker.num_workers].tolist()
-        ended = all(end // 4 == epoch + 1 for end in ends)
-        return ended and any(end & 2 for end in ends), ended and all(end & 1 for end in ends)
 
 
 class _WorkerStream(Stream[Any]):

@@ -2,8 +2,9 @@
 
 Rules:
 1. A stage is a recipe: it has only options, which are checked when it is built and never change
-   afterwards. ``open`` makes a running copy of it with a position of its own, so any number of
-   streams can run over one recipe.
+   afterwards: nothing but ``__init__`` sets an attribute, or ``open`` in a running copy. What a
+   loader adds to a chain is passed to these, in the ``Lane``. ``open`` makes a running copy with a
+   position of its own, so any number of streams can run over one recipe.
 2. A running stage is a generator (``run``) over its source. At each yield, everything that it needs
    to continue is in ``self.at`` (a dataclass of numbers and strings whose defaults are the
    beginning) and in the position of its source. Data is never part of a position.
@@ -21,7 +22,9 @@ Rules:
    end, ``mark`` returns an ``Ended``, and a stage that is opened there yields nothing. ``open``
    does this for all stages. A step after the stage may still hold items when the stage ends, so
    states can be taken at that point.
-8. Each running copy has its own lists, dicts, sets and deques: see ``running_copy``.
+8. Each running copy has its own lists, dicts, sets and deques: see ``running_copy``. What the steps
+   of a running chain count together stands in ``lane.meters``, never in a class: a stage that opens
+   a chain derives the lane of that chain from its own.
 9. What concerns a whole chain is no part of a stage: ``Chain`` answers it. A first stage is a
    ``Source``; a stage that has something to report while it runs is also a ``Reports``.
 """
@@ -106,20 +109,18 @@ def begin(running: Any, mark: Mark | None, recipe: Any = None) -> None:
     running._resumed = mark is not None
     if isinstance(mark, Ended):
         _stay(running, mark)
-        running.items = Items()
+        items = running.items = Items()
     else:
         items = running.run()
         if not hasattr(items, "__next__"):
             name = type(running).__name__
             raise TypeError(f"run() of {name} must be a generator, which yields the items: it returned {items!r:.80}")
-        running.items = both = Items(items, _at_end(running))
-        if hasattr(items, "close"):
-            both.close = items.close  # type: ignore[method-assign]
+        running.items = Items(items, _at_end(running))
     for step, tap in running.lane.taps:
         if step is recipe:
-            items = running.items
-            running.items = Items.from_iterable(tap(running, items))
-            running.items.close = items.close
+            running.items = Items.from_iterable(tap(running, running.items))
+    if hasattr(items, "close"):
+        running.items.close = items.close
 
 
 class Items(chain[Out]):

@@ -400,9 +400,9 @@ def _count_epoch(pipe: IterDataPipe[Any], context: Context) -> None:
     _refuse_accelerate(pipe)
     # A new iterator with workers calls this twice: when it is made and when it has started them.
     starts, copies.starts = copies.starts, None
-    if starts is not None and starts < copies.news.starts:
+    if starts is not None and starts < copies.started:
         return
-    copies.starts = copies.news.starts
+    copies.starts = copies.started
     if copies.epoch == context.epoch:  # workers already had this epoch
         context.epoch += 1
         copies.times += 1

@@ -130,8 +130,9 @@ class Opener:
             path = local_path(url)
             if path is not None:
                 return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
-            md5 = None if self._verify is False else md5
-            return self._remote(url, start, queue, size=size, md5=md5, wait=wait, meters=meters)
+            return self._remote(
+                url, start, queue, size=size, md5=None if self._verify is False else md5, wait=wait, meters=meters
+            )
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
@@ -203,8 +204,9 @@ class Opener:
     ) -> RemoteShard:
         if self._cache is not None:
             self._store(url, fetches=True)
-        own = queue or ReadQueue(self.client, meters)
-        shard = RemoteShard(own, url, start=start, size=size, whole_queue=queue is None)
+        shard = RemoteShard(
+            queue or ReadQueue(self.client, meters), url, start=start, size=size, whole_queue=queue is None
+        )
         try:
             if wait:
                 shard.wait()

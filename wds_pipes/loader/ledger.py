@@ -134,11 +134,6 @@ def with_ledger(stage: Stage[Any], *, on: bool) -> Stage[Any]:
     return stage if place is None else linked(Ledger(steps[place], on=on), steps[place + 1 :])
 
 
-def ledger_of(stage: Stage[Any]) -> Ledger[Any] | None:
-    """Return the ``Ledger`` in a chain; None: it has none."""
-    return next((step for step in Chain(stage) if isinstance(step, Ledger)), None)
-
-
 def _place(steps: Sequence[Stage[Any]]) -> int | None:
     """Return the place of the step after which the digest is summed up; None: there is none."""
     known = _have_keys(steps)

@@ -19,7 +19,7 @@ from wds_pipes.core.state import LEDGER, MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
-from wds_pipes.loader.ledger import ledger_of, with_ledger
+from wds_pipes.loader.ledger import with_ledger
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.partition import BEGINNING, LaneAt, LaneState, LaneStates, Terms, total_counts
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
@@ -111,16 +111,14 @@ class Plan:
                 "and with_epoch() cuts them."
             )
         self.kind, why_not = kind_of(stage, epoch_end, parts)
-        self.stage = lay_out(
-            with_ledger(stage, on=ledger), scope=self.kind.scope, pads=epoch_end == "pad", loops=epoch_end == "loop"
-        )
-        self.ledger = ledger
-        if ledger and ledger_of(segments_of(self.stage)) is None:
+        self.ledger, summing = ledger, with_ledger(stage, on=ledger)
+        if ledger and summing is stage:
             raise ValueError(
                 "this pipeline can have no ledger: after its last step that holds samples, such as shuffle_buffer(), "
                 "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
                 "pack_samples() and bucket_samples() must be the last of these steps."
             )
+        self.stage = lay_out(summing, scope=self.kind.scope, pads=epoch_end == "pad", loops=epoch_end == "loop")
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")

@@ -13,6 +13,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import END, Mark, Out, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.errors import ShardError
+from wds_pipes.stages.shard_list import Last
 
 _MOST_EMPTY = 10  # repetitions in a row without an item
 
@@ -58,7 +59,7 @@ class Repeat(Composite[Out]):
         super().__init__(source)
         self.n = None if n is None else check_count("n", n)
         self.epoch_repeats = self.n or 1
-        self._last = _LastLane()
+        self._last = Last[tuple[Stage[Any], Lane, int, Lane]]()
 
     def changes_count(self) -> str | None:
         return None if self.n == 1 else "repeat() changes their number"
@@ -102,11 +103,11 @@ class Repeat(Composite[Out]):
 
     def _lane(self, lane: Lane, repetition: int) -> Lane:
         """Return the lane of the source in a repetition."""
-        root, last = self.before.root, self._last.lane
+        root, last = self.before.root, self._last.found
         # an equal lane may be of another chain, which counts for itself
         if last is None or last[0] is not root or last[1] is not lane or last[2] != repetition:
             epoch = lane.epoch * (self.n or 1) + repetition
-            last = self._last.lane = root, lane, repetition, root.epoch_order.lane_in(lane, epoch)
+            last = self._last.found = root, lane, repetition, root.epoch_order.lane_in(lane, epoch)
         return last[3]
 
     def mark(self) -> Mark:
@@ -122,14 +123,3 @@ class Repeat(Composite[Out]):
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
         return f"in repetition {read_count(entry.get('repetition', 0), repr('repetition')) + 1}"
-
-
-class _LastLane:
-    """The lane that was computed last, of a source, a lane and a repetition. All copies of a stage
-    have it at once, but another process computes its own.
-    """
-
-    lane: tuple[Stage[Any], Lane, int, Lane] | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _LastLane, ()

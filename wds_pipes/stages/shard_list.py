@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
-from wds_pipes.core.stage import OpensAnywhere, SamplePlace
+from wds_pipes.core.stage import OpensAnywhere, Out, SamplePlace
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
@@ -183,7 +183,7 @@ class ShardList(OpensAnywhere, ShardSource[ShardRef]):
         if weights is not None:
             self.weights, self._bounds = weigh(weights, each)
         self.repeated = warn_of_repeated(self.urls)  # whether the list has a shard more than once
-        self._last = _LastEpoch()
+        self._last = Last[tuple[tuple[int, int, int], ShardRanges]]()
         if self.urls.plain:  # then it takes little time, and the first state is as fast as the others
             self.which_data()
 
@@ -302,13 +302,13 @@ class ShardList(OpensAnywhere, ShardSource[ShardRef]):
         return next((count for last, count in self.grown if epoch <= last), len(self.urls))
 
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
-        last, of = self._last.shards, (seed, epoch, self._count_in(epoch))
+        last, of = self._last.found, (seed, epoch, self._count_in(epoch))
         if last is None or last[0] != of:
             order = self.numbers_in(seed, epoch)
             whole = ShardRanges.whole(order, self.samples)
             if self.resampled:
                 whole = ShardRanges(order + (_times_before(order) << _DRAWS), whole.starts, whole.stops)
-            last = self._last.shards = of, whole
+            last = self._last.found = of, whole
         return last[1]
 
     def draw_of(self, number: int) -> int | None:
@@ -376,16 +376,15 @@ def _times_before(order: Numbers) -> Numbers:
     return times
 
 
-class _LastEpoch:
-    """The shards of the epoch that was last requested. All copies of a stage have them at once, but
-    another process makes its own.
+class Last(Generic[Out]):
+    """What a stage has computed last, and of what: it follows from that and from the recipe. All
+    copies of the stage have it at once, but another process computes its own.
     """
 
-    # seed, epoch and number of shards; and the shards in order
-    shards: tuple[tuple[int, int, int], ShardRanges] | None = None
+    found: Out | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _LastEpoch, ()
+        return Last, ()
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:
