@@ -30,6 +30,7 @@ from wds_pipes.io.urls import (
 
 _LISTED = 6  # so many names have the order of their directory by chance once in 720 times
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|\{\d+\.\.")
+_PATTERN = re.compile(rf"[*?[]|{_BRACES.pattern}")  # braces, or what ``has_magic`` looks for
 
 
 def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[str]:
@@ -163,7 +164,7 @@ def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[st
     if url.startswith("@"):
         return _listed(at_home(url[1:]), storage_options)
     path = local_path(url)
-    if path is not None and TAR_NAME.fullmatch(os.path.basename(path)) and not (_BRACES.search(url) or has_magic(url)):
+    if path is not None and TAR_NAME.fullmatch(path, path.rfind("/") + 1) and not _PATTERN.search(url):
         return [url]  # a list may have a hundred thousand of them: the system is not asked
     if path is not None and os.path.isfile(path):
         return [url]

@@ -352,6 +352,8 @@ def _value(variable: re.Match[str]) -> str:
 
 def restored(path: str) -> str:
     """The URL that a ``pathlib.Path`` has shortened to ``s3:/bucket``; any other path unchanged."""
+    if ":" not in path:
+        return path
     scheme = re.match(r"(?!file:)[a-zA-Z][\w+.-]+:(?=/[^/])", path)
     return path if scheme is None or os.path.isdir(scheme[0]) else f"{scheme[0]}/{path[scheme.end() :]}"
 

@@ -221,7 +221,8 @@ def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[
     first = next(groups, [])
     kinds = {name: _kind(name, first) for name in (_fields(first) if fields is None else fields)}
     schema = arrow.schema([("__key__", "string"), *kinds.items()])
-    with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema) as writer:
+    texts = [name for name in schema.names if name not in kinds or kinds[name] == "string"]  # others hardly repeat
+    with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema, use_dictionary=texts) as writer:
         for group in chain([first], groups):
             rows = [_row(sample, kinds) for sample in group]
             try:

@@ -452,22 +452,24 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
     decoding = Decoding((), allow_pickle=False, max_image_pixels=1 << 26)
     decoder_of = lru_cache(4096)(decoding.decoder)  # bounded, since names may be hostile
     for sample in samples:
-        line = {"__key__": _json(_clean(sample["__key__"])), "__url__": _json(_clean(redact(sample["__url__"])))}
+        line = {b'"__key__"': _name(sample["__key__"]), b'"__url__"': _name(redact(sample["__url__"]))}
         for name, data in fields_of(sample):
-            line[_clean(name)] = _value(data, decoder_of(originals.get(name, name)))
-        stream.write(b"{%b}\n" % b", ".join(b"%b: %b" % (_json(name), value) for name, value in line.items()))
+            line[_name(name)] = _value(data, decoder_of(originals.get(name, name)))
+        stream.write(b"{%b}\n" % b", ".join(map(b": ".join, line.items())))
     stream.flush()
 
 
 def _json(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    text.encode()  # an error for half of a character
-    return plain_json(text).encode()
+    data = text.encode()  # an error for half of a character
+    shown_text = plain_json(text)
+    return data if shown_text is text else shown_text.encode()
 
 
-def _clean(name: str) -> str:
-    """Return a name as it can be in JSON: bytes that are no UTF-8 become escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+@lru_cache(4096)
+def _name(name: str) -> bytes:
+    """Return the JSON of a name: in it, bytes that are no UTF-8 become escapes."""
+    return _json(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def _value(data: bytes, decode: Any) -> bytes:
