@@ -347,7 +347,7 @@ class Host:
             self.options = {"rank": rng.randrange(world), "world_size": world, "epoch_end": "exact"}
             self.options["lanes"] = world * rng.randrange(1, 4)
             if rng.random() < 0.5:
-                self.options |= {"batch_size": rng.randrange(1, 5), "collate": "list", "drop_last": rng.random() < 0.3}
+                self.options |= {"batch_size": rng.randrange(1, 5), "collate": list, "drop_last": rng.random() < 0.3}
             if rng.random() < 0.25 and world == 1:
                 self.cut = rng.randrange(1, 8)
         has_workers = self.kind in ("loader", "stateful") and rng.random() < WORKERS
