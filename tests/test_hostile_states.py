@@ -191,6 +191,16 @@ def test_lanes_of_ranks_may_not_be_swapped(shards):
             wp.merge_states(states)
 
 
+def test_a_lane_that_has_finished_more_than_it_had_to_read(shards):
+    loader = make(shards, epoch_end="exact")
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    state["lanes"]["0"]["position"] = [{"segment": 9, "opened": 1}, {"delivered": 1}]
+    again = make(shards, epoch_end="exact")
+    with pytest.raises(wp.StateError, match="has finished 9 segments, and it has 1"):
+        list(loaded(again, state))
+
+
 def one(position, place, **values):
     """A position with other values of one stage."""
     return [{**entry, **values} if number == place else entry for number, entry in enumerate(position)]

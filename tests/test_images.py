@@ -262,6 +262,12 @@ def test_the_size_of_a_turned_image_is_that_of_its_array(form):
     assert decode(data, size=(9, 8)).shape == (9, 8, 3)
 
 
+def test_a_tiff_that_tifffile_reads_is_turned_upright():
+    array = random((3, 4), "i1")
+    data = tiff(array, photometric="minisblack", extratags=[(274, "H", 1, 3, True)])
+    assert same(decode(data, "raw"), np.ascontiguousarray(array[::-1, ::-1]))
+
+
 def test_sizes_are_read_from_headers_alone():
     """Of images that would be refused, and of the first bytes of a file."""
     assert wp.image_size(taller(ODD["colours"], 65_500, 65_000)) == (65_500, 65_000)

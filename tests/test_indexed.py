@@ -10,6 +10,7 @@ import re
 import shutil
 import struct
 import tarfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -432,6 +433,22 @@ def test_all_kinds_of_tars(name, tmp_path):
     data = wp.IndexedShards(tmp_path / "a.tar")
     assert [data[number] for number in range(len(data))] == list(data)
     assert list(data) == list(stream.group_by_key(on_repeated_key="ignore"))
+
+
+def test_a_link_is_told_of_once_for_a_shard(tmp_path):
+    """And not for each sample that has one, nor each time that it is read."""
+    links = [tarfile.TarInfo(f"{number}.link") for number in range(3)]
+    for info in links:
+        info.type, info.linkname = tarfile.SYMTYPE, "x"
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar([part for info in links for part in ((f"{info.name[0]}.a", b"1"), info)]))
+    with pytest.warns(wp.ShardWarning, match="link"):
+        index_shards(path, offsets=True)
+    data = wp.IndexedShards(path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert keys_of(data) == keys_of(data) == ["0", "1", "2"]
+    assert [str(warning.message).count("link") > 0 for warning in caught] == [True]
 
 
 MEMBERS = st.builds(

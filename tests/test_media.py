@@ -123,7 +123,8 @@ def test_m4a_is_decoded():
 
 
 def test_other_audio_is_an_error(sounds):
-    refused("wav", b".snd" + bytes(100), "audio", "the data are none of WAV, FLAC, Ogg, AIFF")
+    for data in (b".snd" + bytes(100), b"FORM\0\0\0\x608SVX" + bytes(100)):
+        refused("wav", data, "audio", "the data are none of WAV, FLAC, Ogg, AIFF")
     refused("wav", sounds["wav"], {"wav": wp.audio(start=6)}, "it ends before start=6")
     for name in ("flac", "mp3", "opus"):
         refused(name, sounds[name][:40], "audio", "it is damaged|has no audio|neither")

@@ -62,8 +62,10 @@ from wds_pipes.loader.checkpoint_ranks import (
     known_of,
     newer_incomplete,
     newest_complete,
+    note_saved,
     place_in,
     read_alone,
+    warn_of_own_directory,
 )
 from wds_pipes.loader.meetings import TIMEOUT_SECONDS
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
@@ -83,6 +85,8 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
 
     Args:
         directory: where the checkpoints are, the same for all ranks; it is created if necessary.
+            With torch.distributed, a rank that does not see the files of rank 0 warns of that at a
+            later ``save``, a minute after: a directory of each node is no shared one.
         loader: the loader; the position after its last returned batch is saved.
         keep: how many complete checkpoints to keep; older ones are removed.
         step: the number of the checkpoint, such as the training step; it must not decrease. The
@@ -120,9 +124,11 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
             )
         check_others(root, loader, state, number)
+        warn_of_own_directory(root, loader)
         check_other_loaders(path, loader, text)
         path.parent.mkdir(exist_ok=True)
         write_file(path, text)
+        note_saved(loader, number)
         known.saved, known.saved_step = (path, path.stat().st_mtime_ns), number
         sync_directory(root)
         remove_old(root, keep)

@@ -18,7 +18,7 @@ shuffle of 1,000 and packs of best fit, from tars that keep the tokens as ``.npy
 (``.bin``) or as JSON Lines with 100 documents in each; and by Zephon, from arrays in memory.
 
 Exits with 1 if a bar is missed: fill at most 0.5 % below the best of the others, 0.9 of the rate of
-the decoded chain without packing, 2.2 of the rate of Zephon, 1,024 bytes for a state.
+the decoded chain without packing, 1.8 of the rate of Zephon, 1,024 bytes for a state.
 """
 
 import bisect
@@ -224,7 +224,7 @@ def trained(place):
         tokens = sum(map(len, documents)) / statistics.median(times) / 1e6
         print(f"  {name:<20} {rate:>9,.0f} documents/s, {tokens:.1f} M tokens/s")
     if (zephon := found.get("Zephon, from memory")) is not None:
-        bar("npy from tars, beside Zephon from memory", median_ratio(zephon, found["npy"]), 2.2, least=True)
+        bar("npy from tars, beside Zephon from memory", median_ratio(zephon, found["npy"]), 1.8, least=True)
 
 
 def states(urls):

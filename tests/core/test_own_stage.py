@@ -123,10 +123,11 @@ class EveryThird(wp.Stage):
 
 def test_a_step_of_the_users_that_does_not_keep_the_count_is_named(urls):
     """Beside samples_per_shard, which may be wrong as well."""
-    counted = wp.register_stage(EveryThird)(pipe(urls, samples_per_shard=5))
+    counted = wp.register_stage(EveryThird)(pipe(urls, samples_per_shard=5).shuffle_buffer(3))
     said = r"than samples_per_shard says.* Or tag_samples\(\) has keeps_count = True, and yields.* Or every_third\(\)"
-    with pytest.raises(wp.ShardError, match=said):
+    with pytest.raises(wp.ShardError, match=said) as caught:
         list(wp.PipeLoader(counted, batch_size=3, rank=0, world_size=2))
+    assert str(caught.value).count("keeps_count = True") == 2, "none of the package's own steps"
 
 
 def test_it_is_shown_and_described(urls):

@@ -260,3 +260,104 @@ def test_one_rank_has_given_batches_that_several_would_not(end, urls):
         came = keys(found)
         assert len(came) == len(set(came)) or end == "pad"
         assert len(ALL) - len(set(came)) < 3 * SIZE
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+@given(
+    ranks=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=2, max_size=4),
+    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    parts=st.sampled_from([1, 1, 2]),
+)
+@settings(max_examples=40, deadline=None)
+def test_ranks_that_divide_the_lanes_go_on_in_one_order(urls, end, ranks, cuts, parts):
+    """At any step: after each one, the samples so far are the first ones of this order."""
+    options = {"epoch_end": end, "batch_size": 2 * parts, "mix_lanes": parts, "lanes": 12 * parts}
+    whole, states, came = [], [], []
+
+    def make(count):
+        made = [
+            wp.PipeLoader(shuffled(urls), rank=rank, world_size=count, collate="list", **options)
+            for rank in range(count)
+        ]
+        return [loaded(source, states) for source in made] if states else made
+
+    whole += keys([[list(source)] for source in make(1)])
+    for count, cut in zip(ranks, [*cuts[: len(ranks) - 1], None], strict=True):
+        sources, step, left = make(count), count * 2 * parts, len(ALL) - len(came)
+        if sources[0].epoch:
+            return  # that was all
+        expected = left // step if end == "drop" else -(-left // step)
+        assert [source.remaining() for source in sources] == [expected] * count
+        for batches in zip(*(itertools.islice(source, cut) for source in sources), strict=True):
+            came += keys([[batches]])
+            assert sorted(came) == sorted(whole[: len(came)])
+        states = [through_json(source.state_dict()) for source in sources]
+    assert len(came) == (left // step * step + len(ALL) - left if end == "drop" else len(ALL))
+    assert sum(source.counts()["dropped"] for source in sources) == len(ALL) - len(came)
+    assert sum(source.counts().get("padded", 0) for source in sources) == max(0, expected * step - left)
+
+
+@pytest.mark.parametrize("before", [(2, 5), (4, 2), (3, 7)])
+@pytest.mark.parametrize("ranks", [1, 3, 4, 6])
+def test_which_samples_come_when_is_known_after_a_change_of_ranks(before, ranks, index):
+    """Also of other ranks, some of which have had one batch more."""
+    begun = loaders(index, before[0], lanes=12 // before[0])
+    for source in begun:
+        list(itertools.islice(source, before[1]))
+    sources = [loaded(source, [one.state_dict() for one in begun]) for source in loaders(index, ranks)]
+    assert sources[0].state_dict()["lane_count"] == 12
+    first, plans = before[1], []
+    for asked in sources:
+        plans.append(
+            [
+                [
+                    [sample.key for sample in asked.plan(first + step, rank=rank, keys=True)]
+                    for step in range(source.remaining())
+                ]
+                for rank, source in enumerate(sources)
+            ]
+        )
+    assert plans == [[[keys_of(batch) for batch in source] for source in sources]] * ranks
+
+
+def test_a_rank_resumes_from_its_own_state_after_a_change_of_ranks(urls):
+    begun = loaders(urls, 2, lanes=6)
+    for source in begun:
+        list(itertools.islice(source, 5))
+    for source in [loaded(source, [one.state_dict() for one in begun]) for source in loaders(urls, 4)]:
+        running = iter(source)
+        list(itertools.islice(running, 2))
+        again = loaded(loaders(urls, 4)[source.rank.number], through_json(source.state_dict()))
+        assert again.state_dict() == source.state_dict()
+        assert [keys_of(batch) for batch in again] == [keys_of(batch) for batch in running]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (8, 1), (24, 0), (12, 5)])
+def test_elastic_lanes_go_on_in_one_order(ranks, workers, urls):
+    """On any ranks that divide 24, at any step, with any workers, also if some have no lane."""
+    options = {"lanes": "elastic", "batch_size": 2, "collate": "list", "epoch_end": "drop"}
+
+    def make(count, workers=0):
+        options["num_workers"] = workers
+        return [wp.PipeLoader(shuffled(urls), rank=rank, world_size=count, **options) for rank in range(count)]
+
+    [whole] = [keys([[list(source)]]) for source in make(1)]
+    begun = make(2)
+    came = keys([[list(itertools.islice(source, 5)) for source in begun]])
+    states = [through_json(source.state_dict()) for source in begun]
+    assert states[0]["lane_count"] == 24
+    sources = [loaded(source, states) for source in make(ranks, workers)]
+    assert {source.state_dict()["lane_count"] for source in sources} == {24}
+    if not workers:
+        for batches in zip(*sources, strict=True):
+            came += keys([[batches]])
+            assert sorted(came) == sorted(whole[: len(came)])
+    assert len(ALL) - len(came) < ranks * 2 or workers
+
+
+def test_elastic_lanes_are_a_multiple_of_ranks_and_workers(urls):
+    for ranks, options, expected in ((5, {}, 120), (2, {"num_workers": 4}, 24), (2, {"mix_lanes": 2}, 24)):
+        loader = wp.PipeLoader(shuffled(urls), batch_size=4, lanes="elastic", rank=0, world_size=ranks, **options)
+        assert loader.state_dict()["lane_count"] == expected
+    with pytest.raises(ValueError, match="lanes must be one of 'elastic'"):
+        wp.PipeLoader(shuffled(urls), lanes="many")

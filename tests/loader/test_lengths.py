@@ -53,6 +53,11 @@ def test_len_is_the_number_of_items(counted, tmp_path):
     assert len(wp.PipeLoader(cached.open_shards().load_tar().group_by_key(), batch_size=4, rank=0, world_size=2)) == 2
 
 
+def test_a_loader_of_shards_alone(counted):
+    source = wp.PipeLoader(wp.ShardList(counted), epoch_end="exact")
+    assert [ref.url for ref in source] == counted
+
+
 @pytest.mark.parametrize(
     ("build", "mend"),
     [

@@ -1074,6 +1074,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
         ({"rank": 0}, ValueError, "both rank and world_size"),
         ({"rank": 2, "world_size": 2}, ValueError, "below world_size"),
         ({"collate": "rows"}, ValueError, "collate must be"),
+        ({"num_workers": 1, "multiprocessing_context": "forks"}, ValueError, "cannot find context for 'forks'"),
     ],
 )
 def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, message, urls):

@@ -12,6 +12,7 @@ from process_group import on_ranks
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
+from wds_pipes.loader import checkpoint_ranks
 from wds_pipes.loader import ranks as comparing
 from wds_pipes.testing import make_shards
 
@@ -133,3 +134,24 @@ def test_whichever_rank_skips_whichever_call_it_is_named(shards, tmp_path, seed)
         told, (_, _, skips) = [text for texts, _ in on_each for text in texts], on_each[0][1]
         named = [f"rank {skips}", "the states", "waited", "goes on alone"]
         assert any(text in one for one in told for text in named), (told, on_each[0][1])
+
+
+def save_on(rank, ranks, urls, directories):
+    checkpoint_ranks.LATE_SECONDS = 0.0
+    said = logging.handlers.BufferingHandler(100)
+    logging.getLogger("wds_pipes").addHandler(said)
+    loader = wp.PipeLoader(samples(urls), batch_size=2, lanes=2, epoch_end="exact")
+    for _, step in zip(loader, range(4), strict=False):
+        checkpoint.save(directories[rank], loader, step=step, keep=1)
+        dist.barrier()
+    return [record.getMessage() for record in said.buffer]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a")])
+def test_a_rank_that_saves_to_a_directory_of_its_own_says_so(shards, tmp_path, names):
+    """As one on each node: once."""
+    first, second = on_ranks(2, save_on, shards, [tmp_path / name for name in names])
+    assert not first
+    apart = names[0] != names[1]
+    assert len(second) == apart
+    assert all("rank 1 saves checkpoints to" in text and "load() will refuse them" in text for text in second)

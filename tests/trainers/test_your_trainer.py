@@ -79,6 +79,23 @@ def test_torchtitan(urls, tmp_path):
 
 
 @pytest.mark.slow
+def test_nemo_automodel(urls):
+    """Two resumes in one epoch, and one across epochs, of one rank and of two."""
+    reason = "needs nemo-automodel"
+    dataloader = pytest.importorskip("nemo_automodel.components.datasets.loader", reason=reason)
+    kind = shown_under("NeMo AutoModel", {"make_pipe": lambda: make_pipe(urls)})["PipeDataset"]
+    for rank, of in ((0, 1), (0, 2), (1, 2)):
+        given, state = [], None
+        for steps in STOPS:
+            loader = dataloader.ParallelAwareDataloader(kind(2), dp_rank=rank, dp_world_size=of, batch_size=None)
+            if state is not None:
+                loader.load_state_dict(state)
+            given += [numbers(batch) for batch in itertools.islice(iter(loader), steps)]
+            state = loader.state_dict()
+        assert given == expected(urls, sum(STOPS), rank=rank, world_size=of)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch_end", ["loop", "exact", "drop", "pad"])
 def test_accelerate(urls, tmp_path, epoch_end):
     """Two resumes in one epoch of 24 steps, and one across epochs, by save_state() and

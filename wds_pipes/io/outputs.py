@@ -155,7 +155,7 @@ _PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at mo
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
 
-Options = dict[str, Any] | None
+StorageOptions = dict[str, Any] | None
 T = TypeVar("T")
 
 
@@ -189,7 +189,7 @@ def target_of(target: str | os.PathLike[str]) -> str:
 
 
 def open_output(
-    target: str, *, overwrite: bool = False, wait: bool = False, storage_options: Options = None
+    target: str, *, overwrite: bool = False, wait: bool = False, storage_options: StorageOptions = None
 ) -> OutputFile:
     """Open a file to write.
 
@@ -218,7 +218,7 @@ class RemoteFile:
     the part that it sends, would come after the upload was aborted.
     """
 
-    def __init__(self, url: str, *, overwrite: bool = False, storage_options: Options = None) -> None:
+    def __init__(self, url: str, *, overwrite: bool = False, storage_options: StorageOptions = None) -> None:
         self._url, self._overwrite, self._options = url, overwrite, storage_options
         self._process, self._open = os.getpid(), False
         self._held: list[bytes] = []  # what is not in the stream yet
@@ -349,12 +349,12 @@ def abort(stream: Any) -> None:
         stream.closed = True  # bytes that are not uploaded yet must not be uploaded later
 
 
-def exists(target: str, storage_options: Options = None) -> bool:
+def exists(target: str, storage_options: StorageOptions = None) -> bool:
     """Whether there is a file of this name."""
     return size_of(target, storage_options) is not None
 
 
-def size_of(target: str, storage_options: Options = None) -> int | None:
+def size_of(target: str, storage_options: StorageOptions = None) -> int | None:
     """The size of a file in bytes; None: it does not exist."""
     path = local_path(target)
     if path is not None:
@@ -366,7 +366,7 @@ def size_of(target: str, storage_options: Options = None) -> int | None:
     return None if found is None else int(found.get("size") or 0)
 
 
-def info_of(url: str, storage_options: Options, *, readable: bool = False) -> dict[str, Any] | None:
+def info_of(url: str, storage_options: StorageOptions, *, readable: bool = False) -> dict[str, Any] | None:
     """What a store says of a file, as fsspec does; None: it does not exist. Nothing, if the store
     cannot say anything.
 
@@ -392,7 +392,7 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
 
 def asked(
     url: str,
-    storage_options: Options,
+    storage_options: StorageOptions,
     call: Callable[[Any, str], T],
     what: str = "read",
     *,
@@ -415,7 +415,7 @@ def asked(
     return None
 
 
-def remove(target: str, storage_options: Options = None) -> None:
+def remove(target: str, storage_options: StorageOptions = None) -> None:
     """Remove a file, if it exists."""
     path = local_path(target)
     if path is None:  # fs.rm() would take "[" in a name for a pattern
@@ -425,7 +425,7 @@ def remove(target: str, storage_options: Options = None) -> None:
             os.unlink(path)
 
 
-def read_small(target: str, storage_options: Options = None, *, most: int | None = None) -> bytes | None:
+def read_small(target: str, storage_options: StorageOptions = None, *, most: int | None = None) -> bytes | None:
     """The content of a small file, at most its first ``most`` bytes; None: it does not exist."""
     path = local_path(target)
     if path is not None:
@@ -441,7 +441,7 @@ def read_small(target: str, storage_options: Options = None, *, most: int | None
     return asked(target, storage_options, read)
 
 
-def write_small(target: str, content: bytes, storage_options: Options = None, *, overwrite: bool = True) -> None:
+def write_small(target: str, content: bytes, storage_options: StorageOptions = None, *, overwrite: bool = True) -> None:
     """Write a file; it appears when it is complete.
 
     Raises:
@@ -455,7 +455,7 @@ def write_small(target: str, content: bytes, storage_options: Options = None, *,
         output.discard()
 
 
-def refuse(url: str, error: Exception, storage_options: Options, what: str = "written") -> NoReturn:
+def refuse(url: str, error: Exception, storage_options: StorageOptions, what: str = "written") -> NoReturn:
     """Raise the ShardError for an error of a store, without credentials."""
     if isinstance(error, ShardError):
         raise error

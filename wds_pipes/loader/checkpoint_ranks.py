@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import time
 import weakref
@@ -29,18 +30,23 @@ from wds_pipes.loader.checkpoint_files import (
     find_steps,
     look_for_steps,
     missing_ranks,
+    rank_file,
     states_of_step,
+    step_directory,
     written_since,
 )
 from wds_pipes.loader.edited import Place, find_place
 from wds_pipes.loader.meetings import exchange
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+from wds_pipes.loader.ranks import note, noted
 from wds_pipes.loader.restoring import why_apart
 from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 
 _LOOK_AGAIN_SECONDS = 0.5
 _FOR_EVER = 1e9  # seconds
+LATE_SECONDS = 60.0  # after which all ranks see a file of a shared file system
+_SAVED = "saved"
 LOAD = "checkpoint.load()"
 _SHARED = "See that it is the same directory for all ranks: is it in a file system that they share?"
 _MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
@@ -253,6 +259,7 @@ class Known:
         root: the directory from which it loaded last.
         incomplete: the newer checkpoints there that were incomplete then.
         warned: whether it was warned that a checkpoint fits this number of ranks only.
+        apart: whether it was warned that this rank does not see the files of rank 0.
     """
 
     step: int = 0
@@ -261,6 +268,7 @@ class Known:
     root: Path | None = None
     incomplete: set[int] = field(default_factory=set)
     warned: bool = False
+    apart: bool = False
 
 
 _known: weakref.WeakKeyDictionary[PipeLoader, Known] = weakref.WeakKeyDictionary()
@@ -286,6 +294,33 @@ def newest_complete(root: Path, loader: PipeLoader) -> int:
     known = known_of(loader)
     complete = complete_in(find_steps(root))
     return max(complete - known.incomplete if known.root == root else complete, default=-1)
+
+
+def note_saved(loader: PipeLoader, number: int) -> None:
+    """Let the other ranks know which file of a checkpoint rank 0 has saved first."""
+    if known_of(loader).saved is None:
+        note(progress_of(loader), loader.rank, _SAVED, json.dumps([number, time.time()]))
+
+
+def warn_of_own_directory(root: Path, loader: PipeLoader) -> None:
+    """Warn if the file that rank 0 has saved is not where this rank has saved its own.
+
+    No rank waits for that: a file system may show files of other ranks late.
+    """
+    known, (rank, world) = known_of(loader), loader.rank
+    if rank == 0 or known.apart or known.saved is None or (text := noted(progress_of(loader), _SAVED)) is None:
+        return
+    number, at = json.loads(text)
+    place = step_directory(root, number)
+    if number > known.saved_step or time.time() - at < LATE_SECONDS or (place / rank_file(0, world)).exists():
+        return
+    if (place / rank_file(rank, world)).exists():  # not removed, as old checkpoints are
+        known.apart = True
+        logger.warning(
+            "rank %d saves checkpoints to %s, where the file of rank 0 of checkpoint %d is not: load() will refuse "
+            "them, since each needs the files of all ranks. %s Or pass gather(loader) to torch.save on one rank.",
+            rank, root, number, _SHARED,
+        )  # fmt: skip
 
 
 def check_other_loaders(path: Path, loader: PipeLoader, text: str) -> None:

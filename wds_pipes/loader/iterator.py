@@ -48,6 +48,7 @@ class Run:
         tally: what measures it.
 
     Attributes:
+        begin: where it begins, or goes on after a cut of with_epoch().
         tally: as above.
         whole: whether it is over a whole epoch.
         waiting: the lanes that have not ended.
@@ -57,7 +58,7 @@ class Run:
     """
 
     def __init__(self, plan: Plan, workers: Workers, at: LoaderPosition, tally: Tally) -> None:
-        self._plan, self._workers, self.tally = plan, workers, tally
+        self._plan, self._workers, self.begin, self.tally = plan, workers, at, tally
         batches = at.partition.batches(plan.terms)
         self.whole = at.partition.start == 0 and all(lane == BEGINNING for lane in at.lanes.values())
         begins = {
@@ -424,9 +425,9 @@ class Progress:
         """The iterator in use, if there is one."""
         return None if self._live is None else self._live()
 
-    def use(self, iterator: LoaderIterator, tally: Tally) -> Run | None:
-        """Make an iterator the one in use, and stop the one before. Return the run with which it
-        goes on after a cut of with_epoch(); None: a new run begins.
+    def use(self, iterator: LoaderIterator, tally: Tally) -> Run:
+        """Make an iterator the one in use, and stop the one before. Return its run, with which it
+        goes on after a cut of with_epoch(), or which begins.
         """
         if (live := self.live) is not None:
             if self.is_over(self.at):  # the caller has all batches, but did not call ``next()`` once more
@@ -437,10 +438,10 @@ class Progress:
         run, self.paused = self.paused, None
         # in a forked child, to which the workers do not belong, a run does not go on
         if run is None or self.at is None or not self.workers.running:
-            return None
+            return self.begin(tally)
         run.tally, tally.held = tally, run.tally.held
-        self.at, self.tally = self.at.counted_from(None), tally
-        tally.stands = self.at, self.plan.counts(self.at)["delivered"]
+        self.at = run.begin = self.at.counted_from(None)
+        self.tally, tally.stands = tally, (self.at, self.plan.counts(self.at)["delivered"])
         return run
 
     def _replace(self, why: str) -> None:
@@ -534,7 +535,9 @@ class LoaderIterator:
             return self.stop(StopIteration())
         if not run.ahead and progress.cut is not None:
             self._commit_end(run, run.end(at))
-            run, at = self._go_on(at)  # the next epoch of the data, without a break
+            self._run = run = progress.begin(self._tally, at)  # the next epoch of the data, without a break
+            at = run.begin
+            run.look_ahead(at)
         parts, after, error = run.step(at, progress.cut if progress.cut_in_samples else None)
         if error is not None:
             if after is not at:
@@ -562,20 +565,10 @@ class LoaderIterator:
     def _start(self) -> None:
         progress = self._progress
         self._tally.begin()
-        self._run = progress.use(self, self._tally)
-        if self._run is None:
-            self._go_on()
-        if self._new_bar is not None and progress.at is not None:
-            self._bar = self._new_bar(initial=progress.at.given or progress.at.step)
-
-    def _go_on(self, before: LoaderPosition | None = None) -> tuple[Run, LoaderPosition]:
-        """Begin a run over an epoch of the data, or over its rest, and return it, and where it
-        begins.
-        """
-        self._run = run = self._progress.begin(self._tally, before)
-        at, _ = self._tally.stands
-        run.look_ahead(at)
-        return run, at
+        self._run = run = progress.use(self, self._tally)
+        run.look_ahead(run.begin)
+        if self._new_bar is not None:
+            self._bar = self._new_bar(initial=run.begin.given or run.begin.step)
 
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception:
         """Make every further ``next()`` raise ``error``, unless the iterator has stopped already.

@@ -23,7 +23,7 @@ from wds_pipes.core.state import MOST
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import redact
 from wds_pipes.loader.lengths import batches_of
-from wds_pipes.loader.partition import LaneAt
+from wds_pipes.loader.partition import LaneAt, in_turns
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.segments import Segments
@@ -222,7 +222,8 @@ class Lookup:
         )
         # with independent lanes, ranks may have had different numbers of batches
         together = self._terms.mode not in at.partition.fit_any_batches
-        whole, mine = regular and had == min(at.step * plan.parts, _total(own)), rank == plan.rank.number
+        as_here = not at.partition.given and had == min(at.step * plan.parts, _total(own))
+        whole, mine = regular and as_here, rank == plan.rank.number
         if whole and (mine or together or not self._resumed):
             return begin, 0
         if mine:
@@ -232,7 +233,8 @@ class Lookup:
                 f"where the lanes of rank {rank} stand is not known on rank {plan.rank.number}, since a state was "
                 f"loaded: build a loader with rank={rank}, world_size={plan.rank.of}, load the state there, and ask it"
             )
-        return _after(begin, had, size), at.step
+        before = in_turns(at.partition.given, plan.rank.of)
+        return _after(begin, had + before[rank] - before[plan.rank.number], size), at.step
 
     def _begin(self, rank: int) -> list[_Standing]:
         """Return where the lanes of a rank begin."""
@@ -248,7 +250,7 @@ class Lookup:
     def _resuming(self, begin: _Standing, state: LaneAt, had: int) -> _Standing:
         """Return where a lane stands after batches of other sizes, which had so many samples."""
         delivered, samples = state.delivered, self._partition.samples()
-        if begin.end == MOST or samples is None:
+        if begin.end == MOST or samples is None:  # its batches are all full
             return begin._replace(batches=delivered, samples=had)
         left, kept = (0, 0) if state.ended else _batches_of(self._plan.batching, samples[begin.lane] - had)
         return _Standing(begin.lane, delivered, had, delivered + left, had + kept)

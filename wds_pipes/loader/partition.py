@@ -122,6 +122,19 @@ class Terms(NamedTuple):
         return self.inner.dump(None)
 
 
+def in_turns(count: int, ranks: int) -> list[int]:
+    """Return how many of ``count`` batches each rank has, if the ranks have them in turn."""
+    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+
+
+def went_on(lane: LaneState) -> LaneState:
+    """Return the state of a lane as if it had not ended: the samples that were dropped there since
+    they made no full batch are left.
+    """
+    dropped = {"dropped": 0} if lane["counts"].get("dropped") else {}
+    return {**lane, "ended": False, "counts": {**lane["counts"], **dropped}} if lane["ended"] else lane
+
+
 def total_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     """Return the sum of counts, without those of single stages and the digest."""
     total = dict.fromkeys(COUNTED, 0)

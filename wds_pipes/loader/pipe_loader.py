@@ -19,7 +19,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import in_state
@@ -51,14 +51,14 @@ class PipeLoader:
     An epoch is partitioned into lanes. By default there are ranks x workers lanes at the first
     start; later, their number comes from the state. Ranks and workers only run the lanes, one batch
     of each lane in turn. So, with the same lanes, the batches of a rank do not depend on its number
-    of workers (0 included). The lanes stay the same on any number of ranks that divides the number
-    of lanes; with ``"drop"`` and ``"pad"`` it must also divide the number of batches that all ranks
-    together had. Otherwise the rest of the epoch is repartitioned: each remaining sample comes
-    exactly once, in another order. Either way ``epoch_end="drop"`` drops less than one batch of all
-    ranks together in an epoch. Only the lanes of a ``mix()``, and of a pipe with a step that needs
-    whole lanes, may become unequal then, so that many of the remaining samples may be dropped; a
-    warning in the log says how many. To keep the order, too, set ``lanes`` to a common multiple of
-    all values of ranks x workers that will be used, and save after a multiple of the lanes.
+    of workers (0 included). The lanes stay the same on any number of ranks that divides their
+    number: then the same batches come in the same global order. Otherwise the rest of the epoch is
+    repartitioned: each remaining sample comes exactly once, in another order. Either way
+    ``epoch_end="drop"`` drops less than one batch of all ranks together in an epoch. Only the lanes
+    of a ``mix()``, and of a pipe with a step that needs whole lanes, may become unequal in a
+    repartition, so that many of the remaining samples may be dropped; a warning in the log says how
+    many. To keep the order, too, pass ``lanes="elastic"``, or a common multiple of all values of
+    ranks x workers that will be used.
 
     Where torch.distributed is initialised, the ranks compare at the first ``next()`` what they
     begin: the shards, the steps, the seed, the epoch, the length of ``with_epoch()``. If they
@@ -94,7 +94,11 @@ class PipeLoader:
         lanes: the number of lanes of an epoch, a multiple of the number of ranks. There should be
             at least as many shards as lanes, unless the samples are counted
             (``ShardList(index=...)`` or ``samples_per_shard=``): then the sizes of lanes differ
-            by at most one sample, or one batch with ``"drop"`` and ``"pad"``.
+            by at most one sample, or one batch with ``"drop"`` and ``"pad"``. ``"elastic"``: at the
+            first start the least common multiple of 24 and ranks x workers, so that 1, 2, 3, 4, 6,
+            8, 12 or 24 ranks, with any workers, go on in the same global order. Each lane has its
+            own buffers: pass ``shuffle_buffer`` a size that is as many times smaller as there are
+            more lanes. With ``mix_lanes=2``, ranks that divide 12 do.
         mix_lanes: from how many lanes each batch takes its samples, an equal part from each. By
             default a batch is of one lane, and so of the few shards that this lane has open.
             ``batch_size`` must be a multiple of it, and ``lanes`` a multiple of it times the ranks.
@@ -174,7 +178,7 @@ class PipeLoader:
         *,
         batch_size: int | None = None,
         num_workers: int = 0,
-        lanes: int | None = None,
+        lanes: int | Literal["elastic"] | None = None,
         mix_lanes: int = 1,
         epoch_end: str | None = None,
         drop_last: bool = False,

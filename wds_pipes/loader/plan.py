@@ -6,7 +6,7 @@ import itertools
 import math
 import pickle
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, LIMITED, Lack, logger
@@ -26,6 +26,8 @@ from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
 from wds_pipes.loader.sharing import digest_of
 from wds_pipes.loader.slices import Partition, kind_of
+
+ELASTIC = 24  # lanes, which 1, 2, 3, 4, 6, 8, 12 and 24 ranks divide
 
 
 class LoaderPosition(NamedTuple):
@@ -82,6 +84,7 @@ class Plan:
         uncounted: why the number of samples of a lane is not known; None if it is known.
         parts, drop_last: as above.
         lanes: the number of lanes that the caller requests; None: it may be any.
+        elastic: whether the number of lanes at a first start is a multiple of ELASTIC.
         ledger: whether to keep a digest of the samples.
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
@@ -91,7 +94,7 @@ class Plan:
         stage: Stage[Any],
         *,
         epoch_end: str | None,
-        lanes: int | None,
+        lanes: int | Literal["elastic"] | None,
         num_workers: int,
         parts: int = 1,
         drop_last: bool = False,
@@ -149,7 +152,8 @@ class Plan:
         self._counted: dict[int, tuple[LaneAt, dict[str, int]]] = {}
         self._packed: dict[int, tuple[LaneAt, bytes]] = {}
         self.parts, self.drop_last = parts, drop_last
-        self.lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
+        self.elastic = isinstance(lanes, str) and check_choice("lanes", lanes, "elastic") == "elastic"
+        self.lanes = None if lanes is None or self.elastic else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
 
     @cached_property
@@ -404,7 +408,8 @@ class Plan:
 
     def new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""
-        return self.lanes or self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
+        count = self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
+        return self.lanes or (math.lcm(count, ELASTIC) if self.elastic else count)
 
 
 def _sources(recipe: Recipe) -> list[Any]:

@@ -23,6 +23,11 @@ Rules:
    but for one batch: remainders are cut into runs where that is needed.
 3. The lanes of a mix, and of a chain with a step that needs whole lanes (its ``scope`` is
    ``"lane"``), are not divided: each continues as a whole, as a remainder.
+4. With ``epoch_end="drop"`` and ``"pad"`` the batches of all lanes have one order, by (number of
+   the batch in its lane, lane), and rank r of R has the batches r, r + R, r + 2R ... of it. So each
+   R batches that follow each other are of R ranks, wherever they begin. If other ranks have had the
+   first batches of an epoch, R ranks that divide the lanes go on with the next R at each step. Some
+   of them begin with one batch less than the others.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ from wds_pipes.core.state import (
     read_dict,
 )
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms, in_turns, went_on
 from wds_pipes.loader.remainders import Segment, check_once, dealt, fields_of, merged, placed, shared
 from wds_pipes.loader.sticky import arranged
 
@@ -101,6 +106,8 @@ class Ranges:
         loads: how many samples of the remainders each lane has, in their order; None: the lanes
             have whole remainders in turn.
         ranks: how many ranks began the epoch, if they have the same shards in all epochs; else 0.
+        given: with ``epoch_end="drop"`` and ``"pad"``: how many batches of lanes other ranks have
+            had before these ranks went on, modulo those of a step of these: see rule 4.
     """
 
     lanes: int
@@ -111,6 +118,7 @@ class Ranges:
     remainders: tuple[Segment, ...] = ()
     loads: tuple[int, ...] | None = None
     ranks: int = 0
+    given: int = 0
 
     scope: ClassVar = "window"
     fit_any_batches: ClassVar = ("exact", "loop")
@@ -228,11 +236,11 @@ class Ranges:
         if terms.mode in self.fit_any_batches or samples is None:
             return None
         lanes = [-(-count // terms.size) if pads else count // terms.size for count in samples]
-        of_ranks = [lanes[rank :: terms.ranks] for rank in range(terms.ranks)]
-        most_or_least = (max if pads else min)(map(sum, of_ranks))
-        each = (-(-most_or_least // terms.parts) if pads else most_or_least // terms.parts) * terms.parts
-        for rank, own in enumerate(of_ranks):
-            lanes[rank :: terms.ranks] = _in_turn(own, each, pads=pads)
+        of_ranks, had = [lanes[rank :: terms.ranks] for rank in range(terms.ranks)], in_turns(self.given, terms.ranks)
+        most_or_least = (max if pads else min)(sum(own) - before for own, before in zip(of_ranks, had, strict=True))
+        each = max(0, -(-most_or_least // terms.parts) if pads else most_or_least // terms.parts) * terms.parts
+        for rank, (own, before) in enumerate(zip(of_ranks, had, strict=True)):
+            lanes[rank :: terms.ranks] = _in_turn(own, before + each, pads=pads)
         return lanes
 
     @property
@@ -248,7 +256,7 @@ class Ranges:
 
         It is a text since a state is taken often, and thousands of lanes would have to be copied.
         """
-        return self._text if self.history or self.later or self.ranks else None
+        return self._text if self.history or self.later or self.ranks or self.given else None
 
     @cached_property
     def _text(self) -> str:
@@ -267,6 +275,8 @@ class Ranges:
             entry["later"] = [partition._entry() for partition in self.later]
         if self.ranks:
             entry["ranks"] = self.ranks
+        if self.given:
+            entry["given"] = self.given
         return entry
 
     @classmethod
@@ -322,6 +332,9 @@ class Ranges:
             remainders=tuple(Segment.from_json(remainder, terms.inner) for remainder in remainders),
             loads=None if loads is None else _flat(loads, lanes),
             ranks=read_count(entry.get("ranks", 0), "the number of ranks of its partition", most=MOST_LANES),
+            given=read_count(
+                entry.get("given", 0), "the batches that other ranks had of its partition", most=MOST_LANES
+            ),
         )
 
     def _check(self, source: Source[Any], epoch: int) -> None:
@@ -368,8 +381,11 @@ class Ranges:
         begun = any(lane != NOT_BEGUN for lane in states.values())
         return begun or self.start > 0 or bool(self.later)
 
-    def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:
-        """Return whether the lanes go on as they are.
+    def going_on(
+        self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool
+    ) -> tuple[Ranges, LaneStates] | None:
+        """Return how the lanes go on as they are: in which partition, with which states; None: the
+        epoch is repartitioned.
 
         Args:
             states: see above.
@@ -380,26 +396,33 @@ class Ranges:
         Raises:
             StateError: a lane cannot have got to its position.
         """
-        batches, samples = self.batches(terms) if alike else None, self.samples() or []
+        self._check_delivered(states, terms, alike=alike)
+        if len(states) < self.lanes:
+            return self, states
+        if not (alike and fits):
+            return None
+        delivered = [states[lane]["delivered"] for lane in range(self.lanes)]
+        had = [sum(delivered[rank :: terms.ranks]) for rank in range(terms.ranks)]
+        given = sum(had) % (terms.ranks * terms.parts)
+        there = self if given == self.given else replace(self, given=given)
+        if (batches := there.batches(terms)) is None:
+            return self, states
+        if had != in_turns(sum(had), terms.ranks) or any(map(operator.gt, delivered, batches)):
+            return None  # lanes are unequal
+        # on these ranks, fewer or more samples may be left over than on those of the state
+        going = {number: went_on(lane) for number, lane in states.items() if delivered[number] < batches[number]}
+        return there, {**states, **going}
+
+    def _check_delivered(self, states: LaneStates, terms: Terms, *, alike: bool) -> None:
+        """Raise StateError if lanes have given more batches than they can have."""
+        if not alike or terms.mode in self.fit_any_batches or (samples := self.samples()) is None:
+            return
         # on other ranks "pad" may fill a lane up to the largest one, and by one more batch
         padded = -(-max(samples, default=0) // terms.size) + 1
-        for number, count in enumerate(samples if batches is not None else ()):
-            most = padded if terms.mode == "pad" else count // terms.size
-            if number in states and states[number]["delivered"] > most:
-                raise damaged(f"lane {number} gave more than its {most} batches")
-        if len(states) < self.lanes:
-            return True
-        if batches is None or not (alike and fits):
-            return alike and fits
-        if any(
-            lane["delivered"] > batches[number] or (lane["ended"] and lane["delivered"] < batches[number])
-            for number, lane in states.items()
-        ):
-            return False  # the lanes were divided for other ranks, on which fewer or more samples are left over
-        left = [0] * terms.ranks  # all must have the same number of full batches left
         for number, lane in states.items():
-            left[number % terms.ranks] += 0 if lane["ended"] else batches[number] - lane["delivered"]
-        return len(set(left)) == 1 and left[0] % terms.parts == 0
+            most = padded if terms.mode == "pad" else samples[number] // terms.size
+            if lane["delivered"] > most:
+                raise damaged(f"lane {number} gave more than its {most} batches")
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Ranges]:
         """Divide what is left over ``lanes`` lanes.

@@ -142,6 +142,20 @@ def is_compared(loader: object) -> bool:
     return loader in _compared
 
 
+def note(loader: object, rank: Rank, name: str, text: str) -> None:
+    """Note a text of rank 0 for the other ranks of a loader, if they have been compared."""
+    if loader in _compared and rank.number == 0:
+        dist.distributed_c10d._get_default_store().set(f"wds_pipes/{_compared[loader][0]}/{name}", text)
+
+
+def noted(loader: object, name: str) -> str | None:
+    """Return what rank 0 has noted last; None: nothing. It does not wait."""
+    if loader not in _compared:
+        return None
+    store, place = dist.distributed_c10d._get_default_store(), f"wds_pipes/{_compared[loader][0]}/{name}"
+    return str(store.get(place).decode()) if store.check([place]) else None
+
+
 def check_alike(loader: object, rank: Rank, facts: dict[str, Any], what: str) -> None:
     """Check that all ranks of a loader pass the same facts.
 

@@ -14,7 +14,7 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import LEDGER, Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import BEGINNING, LaneState, LaneStates
+from wds_pipes.loader.partition import BEGINNING, LaneStates, went_on
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.slices import Partition, Slices, kind_in
 
@@ -249,7 +249,7 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     terms, kind, new = plan.terms, kind_in(saved.partition), plan.new_lanes()
     unit, more = plan.rank.of * plan.parts, plan.lanes is None and plan.kind.may_be_more
     alike = _is_alike(plan, saved, kind, whole=whole)
-    fits = count % unit == 0 and (count == new or (more and count > new))
+    fits = count % unit == 0 and (count == new or (more and (count > new or plan.elastic)))
     size = saved.batch_size // saved.mix_lanes
     old = kind.from_json(count, saved.partition, saved.epoch, terms._replace(mode=saved.epoch_end, size=size))
     begun = old.begun(lanes, terms)
@@ -268,26 +268,20 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     if kind is not plan.kind:
         old, lanes = old.divided_otherwise(lanes, terms)
     _warn_of_added(plan, saved, old, going, whole=whole)
-    if old.stays(lanes, terms, alike=alike, fits=fits):
+    if (going_on := old.going_on(lanes, terms, alike=alike, fits=fits)) is not None:
+        partition, lanes = going_on
         mine = range(plan.rank.number, count, plan.rank.of)
-        return LoaderPosition(saved.epoch, old, plan.lanes_of({number: lanes[number] for number in mine}), saved.step)
+        return LoaderPosition(
+            saved.epoch, partition, plan.lanes_of({number: lanes[number] for number in mine}), saved.step
+        )
     count = max(new, count // unit * unit) if more else new
     if saved.epoch_end == "drop":
-        lanes = {number: _with_dropped(lane) for number, lane in lanes.items()}
+        lanes = {number: went_on(lane) if lane["counts"].get("dropped") else lane for number, lane in lanes.items()}
     epoch, partition = old.repartitioned(count, lanes, saved.epoch, terms)
     at = plan.beginning(epoch, count)._replace(partition=partition)
     if isinstance(old, Slices) and (kept := old.kept(lanes)):
         at = at._replace(lanes={**at.lanes, plan.rank.number: BEGINNING._replace(extra=kept)})
     return at
-
-
-def _with_dropped(lane: LaneState) -> LaneState:
-    """Return the state of a lane that ended with ``epoch_end="drop"``, as if it had not: the
-    samples that made no full batch there are left.
-    """
-    if not (lane["ended"] and lane["counts"].get("dropped")):
-        return lane
-    return {**lane, "ended": False, "counts": {**lane["counts"], "dropped": 0}}
 
 
 def _warn_of_added(

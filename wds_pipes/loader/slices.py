@@ -60,6 +60,7 @@ class Slices:
     scope: ClassVar = "item"
     fit_any_batches: ClassVar[tuple[str, ...]] = ()
     may_be_more: ClassVar = False
+    given: ClassVar = 0
 
     @classmethod
     def of(
@@ -157,17 +158,19 @@ class Slices:
             raise damaged(f"its lanes gave batches up to place {place:,} of an epoch of {self.total:,} samples")
         return min(place, self.total)
 
-    def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:
+    def going_on(
+        self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool
+    ) -> tuple[Slices, LaneStates] | None:
         steps = sum(lane["delivered"] for lane in states.values())
         if not (alike and fits) or (len(states) == self.lanes and steps % terms.ranks):
-            return False
+            return None
         batches, samples, makers = self.batches(terms), self.samples(), batching(terms.chain.steps[-1])
         for number, lane in states.items():
             most = batches_of(makers, samples[number]) if batches is None else batches[number]
             if lane["delivered"] > most or (lane["ended"] and lane["delivered"] < most):
                 raise damaged(f"lane {number} gave {lane['delivered']} of its {most} batches")
             self._check_taken(number, lane, terms)
-        return True
+        return self, states
 
     def _check_taken(self, number: int, lane: dict[str, Any], terms: Terms) -> None:
         """Raise StateError if the first stage of a lane is not where the batches of the lane end.

@@ -20,14 +20,12 @@ from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.urls import redact, with_origins
 from wds_pipes.stages.cache_shards import as_cache
-from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.fields import Sample, read_names
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_source import ShardSource, allowed_origins
 from wds_pipes.tar.index import known_version, unusable
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.samples import AFTER, SampleParser
-
-Sample = dict[str, Any]
 
 
 class FetchSamples(Tolerant[Sample]):

@@ -16,6 +16,7 @@ from wds_pipes.errors import MissingFieldError, SampleError
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.keys import is_metadata, matches
 
+Sample = dict[str, Any]
 Taken = str | list[str] | None  # the field of a sample that a choice takes, or its fields, or none
 
 

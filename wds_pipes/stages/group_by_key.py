@@ -18,14 +18,13 @@ from wds_pipes.core.stage import END, Mark, OpensAnywhere, SamplePlace, Stage, f
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, mended
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.fields import Sample, read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
 from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
 from wds_pipes.tar.grouping import GroupedShard, Grouping, SuspectSampleError, warn_of
 from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, kept, matches, wants
 from wds_pipes.tar.reader import RepeatedKeyError, TarMember
 
-Sample = dict[str, Any]
 _MOST_SEEN = 200  # how many names of fields are kept for messages
 
 

@@ -19,12 +19,11 @@ from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.fields import check_sample
+from wds_pipes.stages.fields import Sample, check_sample
 from wds_pipes.stages.mix import check_sources
 from wds_pipes.stages.shard_list import ShardList, shard_of
 from wds_pipes.tar.keys import is_metadata
 
-Sample = dict[str, Any]
 _LEFT_OUT = ("filtered", "skipped", "dropped", "skipped_shards", "damaged")  # counts that a message names
 
 

@@ -8,8 +8,8 @@
 # - ``index``: an ``index.json``, the shards that it lists, and what it says of them; and the
 #   indexes beside a shard. ``indexing``: makes indexes.
 # - ``located``: where the samples of many shards are, and selected samples.
-# - ``writer``: writes shards; ``encoded``: samples as bytes. ``stored``: samples of a shard with
-#   these bytes, which are copied.
+# - ``writer``: writes shards; ``encoded``: samples as bytes; ``stored``: samples that are stored
+#   with these bytes already.
 
 from wds_pipes.tar.index import ShardFacts
 from wds_pipes.tar.indexing import index_shards

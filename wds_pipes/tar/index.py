@@ -51,7 +51,7 @@ from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.once import once
-from wds_pipes.io.outputs import info_of, read_small, remove, size_of, target_of, write_small
+from wds_pipes.io.outputs import StorageOptions, info_of, read_small, remove, size_of, target_of, write_small
 from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
 from wds_pipes.io.urls import Urls, at_home, identify, links_of, local_path, plain, redact, with_variables
 from wds_pipes.tar.headers import BLOCK
@@ -80,8 +80,6 @@ _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name thes
 # A local index may name these too: ``wds-pipes index`` may have written it.
 _STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")
 MEND = "Make one with: wds-pipes index SHARDS -o index.json"
-
-Options = dict[str, Any] | None
 
 
 class ShardFacts(NamedTuple):
@@ -184,7 +182,7 @@ class Index(NamedTuple):
     written: list[tuple[Any, Any, Any]] | None
 
 
-def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+def read_indexes(urls: Sequence[str], storage_options: StorageOptions) -> list[Index]:
     """Read several index files, in order. Of those in a store, one rank reads for all."""
     opener = make_opener(storage_options, readahead_bytes=_READAHEAD_BYTES, connections=2)
     return [once("index", url, partial(_read, url, opener)) for url in urls]
@@ -202,7 +200,7 @@ def known_version(urls: Packed, facts: Facts | None, url: str) -> str | None:
     return None if facts is None or number is None else facts.versions[number] or None
 
 
-def make_opener(storage_options: Options, **reading: int) -> Opener:
+def make_opener(storage_options: StorageOptions, **reading: int) -> Opener:
     """An opener of index files and shards; ``reading``: options of ``Reading``."""
     from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does not need
     from wds_pipes.io.remote.budget import Reading
@@ -308,7 +306,7 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
             if md5 and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
                 raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
     if content.get("place") != place_of(index.url):  # the shards beside the index may be copies
-        beside = [local_path(name) is not None and not os.path.isabs(name) for name in names]
+        beside = [not name.startswith("/") and local_path(name) is not None for name in names]
         versions = [None if near else version for near, version in zip(beside, versions, strict=True)]
     index.shards.add(_joined(index.url, names))
     index.facts.add(samples, sizes, md5s, versions)
@@ -323,6 +321,9 @@ def _check_counts(what: str, names: Sequence[str], values: Sequence[Any]) -> Non
 
 
 # Names
+
+_UNUSUAL = re.compile(r":|\0[/.]")  # of names that follow a NUL each
+_NOT_NORMAL = re.compile(r"/(?:[/.\0]|$)|\0(?:\0|$)")  # what ``posixpath.normpath`` may change
 
 
 def path_of(url: str) -> str:
@@ -369,9 +370,9 @@ def dali_name(url: str) -> str:
 def _joined(index: str, names: Sequence[str]) -> list[str]:
     """The URLs for names in an index."""
     text = "\0" + "\0".join(names)
-    usual = local_path(index) is not None and text.isascii() and text.count("\0") == len(names)
-    if usual and ":" not in text and "\0/" not in text and "\0." not in text:
-        folder = folder_of(index)
+    usual = text.isascii() and text.count("\0") == len(names) and not _UNUSUAL.search(text)
+    if usual and (local_path(index) is not None or not _NOT_NORMAL.search(text)):
+        folder = _join(index, "x")[:-1]
         return [folder + name for name in names]
     return [_join(index, name) for name in names]
 
@@ -520,7 +521,7 @@ def write_index(
 
 
 def read_entries(
-    path: str, storage_options: Options = None
+    path: str, storage_options: StorageOptions = None
 ) -> tuple[dict[str, tuple[str, str, Entry]], dict[str, str]]:
     """Read an index that will be written again.
 
@@ -569,7 +570,7 @@ def is_index(url: str) -> bool:
     return ".json" in name and path_of(name).endswith(".json")
 
 
-def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[Index]:
+def listed_shards(urls: Sequence[str], storage_options: StorageOptions = None) -> list[Index]:
     """What each of several index files lists.
 
     Raises:
@@ -589,7 +590,7 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
     return indexes
 
 
-def list_shards(urls: Urls, storage_options: Options = None) -> tuple[Packed, Facts | None]:
+def list_shards(urls: Urls, storage_options: StorageOptions = None) -> tuple[Packed, Facts | None]:
     """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
     indexes.
 
@@ -625,7 +626,9 @@ class Listed(NamedTuple):
     folder: str | None
 
 
-def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: Options = None) -> Listed:
+def list_indexed(
+    urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: StorageOptions = None
+) -> Listed:
     """List the shards of URLs or of an ``index.json``, whose indexes of offsets are where ``index``
     says: True: beside the shards; a directory; or beside them, and the path of an ``index.json``,
     which has the numbers of samples.
@@ -651,7 +654,7 @@ def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storag
     return Listed(shards, find_facts(shards, where, storage_options), None)
 
 
-def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> Facts:
+def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: StorageOptions = None) -> Facts:
     """What an index says about each of ``urls``.
 
     Args:
@@ -693,7 +696,7 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
 
 
 def _look_in(
-    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], offsets: dict[str, int]
+    folder: str, shards: Sequence[str], storage_options: StorageOptions, files: list[str], offsets: dict[str, int]
 ) -> None:
     """Add the index in a directory: the first kind that exists, in a fixed order. An index of
     offsets is one file per shard, and its size says the number of samples.
@@ -724,7 +727,7 @@ def _look_in(
     )
 
 
-def _exists_for_all(url: str, storage_options: Options) -> bool:
+def _exists_for_all(url: str, storage_options: StorageOptions) -> bool:
     """Return whether something exists; one rank requests it for all."""
     return once("the existence of", url, lambda: exists(url, storage_options))
 
@@ -740,7 +743,7 @@ def _size(url: str) -> int | None:
         return None
 
 
-def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
+def _sizes_in_store(urls: Sequence[str], storage_options: StorageOptions) -> list[int | None]:
     """The sizes of files in one directory of a store: as it lists them, or by one request each."""
     from wds_pipes.io.remote.file_systems import file_system
     from wds_pipes.io.remote.metadata import ask
@@ -755,7 +758,7 @@ def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int |
         return list(pool.map(lambda url, name: sizes.get(name) or size_of(url, storage_options), urls, names))
 
 
-def exists(url: str, storage_options: Options) -> bool:
+def exists(url: str, storage_options: StorageOptions) -> bool:
     """Return whether there is such a file, and it may be read.
 
     Raises:

@@ -29,7 +29,7 @@ from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.expand import expand
-from wds_pipes.io.outputs import write_small
+from wds_pipes.io.outputs import StorageOptions, write_small
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.grouping import GroupedShard, Grouping, Member
@@ -39,7 +39,6 @@ from wds_pipes.tar.index import (
     OFFSETS,
     Component,
     Entry,
-    Options,
     ShardFacts,
     base_name,
     check_is_index,
@@ -215,7 +214,7 @@ def index_shards(
     on_repeated_key: str = "raise",
     concatenated: bool = False,
     jobs: int = 4,
-    storage_options: Options = None,
+    storage_options: StorageOptions = None,
     on_shard: Callable[[str, ShardFacts], None] | None = None,
     offsets: Choice = False,
     dali: Choice = False,
@@ -335,7 +334,7 @@ class _Indexer:
         storage_options: how to reach the storage.
     """
 
-    def __init__(self, rules: dict[str, Any], storage_options: Options) -> None:
+    def __init__(self, rules: dict[str, Any], storage_options: StorageOptions) -> None:
         self._rules, self._options = rules, storage_options
         self._opener: Opener = make_opener(storage_options)
         self.stop = threading.Event()

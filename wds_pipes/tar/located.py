@@ -34,6 +34,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, parts
 from wds_pipes.io.compression import is_compressed_name
 from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.outputs import StorageOptions
 from wds_pipes.io.ranges import Part, RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
@@ -44,7 +45,6 @@ from wds_pipes.tar.index import (
     OFFSETS,
     Facts,
     MissingIndexError,
-    Options,
     beside,
     path_of,
     stale_keys,
@@ -397,7 +397,7 @@ class ShardOffsets:
         storage_options: how to reach the storage.
     """
 
-    def __init__(self, urls: Sequence[str], facts: Facts, folder: str | None, storage_options: Options) -> None:
+    def __init__(self, urls: Sequence[str], facts: Facts, folder: str | None, storage_options: StorageOptions) -> None:
         self._urls = urls
         files, places = RangeReader(storage_options, _CONNECTIONS), dict.fromkeys((folder, None))
         self._places = [Located(urls, place, files, storage_options, _CONNECTIONS, facts=facts) for place in places]

@@ -34,8 +34,8 @@ ALONE = """  <style>
 
 def write(results, directory):
     """Write ``peers.json``, ``peers.md``, ``rates.svg`` and, where matplotlib is installed,
-    ``peers.png``; return their paths. A page that is there keeps its section ELASTIC, which another
-    script measures.
+    ``peers.png``; return their paths. A page that is there keeps what stands from ELASTIC on, which
+    other scripts measure.
     """
     directory.mkdir(parents=True, exist_ok=True)
     data, page, picture = (directory / f"peers.{ending}" for ending in ("json", "md", "png"))
