@@ -12,7 +12,7 @@ from wds_pipes.testing import make_shards
 
 
 def test_all_is_sorted_and_complete():
-    assert wp.__all__ == sorted(wp.__all__, key=lambda name: (not name.isupper(), name))
+    assert wp.__all__ == sorted(wp.__all__)
     assert all(getattr(wp, name).__doc__ for name in wp.__all__)
     assert set(wp.__all__) <= set(dir(wp))
     assert {

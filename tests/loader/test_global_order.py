@@ -169,7 +169,7 @@ def test_steps_that_keep_the_order(steps, urls, order, caplog):
         (lambda pipe: pipe.filter(len), r"torch.Filter\(\) may change their number"),
         (lambda pipe: pipe.then(iter, keeps_count=True), r"then\(\) may change their order"),
         (lambda pipe: pipe.repeat(2), r"repeat\(\) changes their number"),
-        (lambda pipe: pipe.take_samples(9), r"take_samples\(\) may change their number"),
+        (lambda pipe: pipe.take_samples(9), r"take_samples\(\) may change their number \(of SampleList.*\)"),
         (lambda pipe: own(OneOfAny, pipe), r"one_of_any\(\) may change their order"),
         (lambda pipe: own(OfTheLane, pipe), r"of_the_lane\(\) may change their order"),
     ],
