@@ -175,7 +175,7 @@ KINDS = {
     "filter": lambda pipe: pipe.filter_samples(wanted),
     "threads": lambda pipe: pipe.map_samples(dict, threads=2),
     "then": lambda pipe: pipe.then(three),
-    "bucket, sort": lambda pipe: pipe.bucket_samples(len, 2, boundaries=[2], sort=True, window=3),
+    "bucket, sort": lambda pipe: pipe.bucket_samples(len, 2, boundaries=[2], sort=True, window=3).unbatch_samples(),
     "take": lambda pipe: pipe.take_samples(9),
     "repeat": lambda pipe: pipe.repeat(2),
     "unbatch": lambda pipe: pipe.batch_samples(2).unbatch_samples(),

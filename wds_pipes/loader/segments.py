@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -247,7 +247,15 @@ class Segments(Composite[Out]):
         """
         at, parts = self._at(mark[0]), self.parts_of(mark[1])
         segments = partition.segments(number, Chain(self).root, epoch + at.epoch, at.epoch) if parts else []
-        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane) if segments else None
+        return self._where(at, parts, segments)
+
+    def where_in(self, own: tuple[Any, ...], parts: tuple[Any, ...], lane: Lane) -> str | None:
+        return self._where(self._at(own), parts, self._segments)  # of a running copy, where it stands
+
+    def _where(self, at: Any, parts: tuple[Any, ...], segments: Sequence[Portion]) -> str | None:
+        if not parts or not segments:
+            return None
+        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane)
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
