@@ -16,7 +16,9 @@ NAMES = st.text(
 )
 PATHS = st.lists(st.one_of(NAMES, st.sampled_from(["a", "b", "train", "x.tar", ".."])), min_size=1, max_size=4)
 URLS = st.builds(
-    str.__add__, st.sampled_from(["", "/", "s3://bucket/", "file:///"]), PATHS.map("/".join).map("{}.tar".format)
+    str.__add__,
+    st.sampled_from(["", "/", "s3://bucket/", "file:///", "http://localhost:8000/"]),
+    PATHS.map("/".join).map("{}.tar".format),
 )
 SEVERAL = [*(f"/data/a/{number}.tar" for number in range(3000)), "/data/b/0.tar", "/data/a/x"]
 
@@ -35,3 +37,17 @@ def test_shards_come_as_they_were_passed(urls):
 def test_a_name_with_a_nul_is_refused():
     with pytest.raises(ValueError, match="contains a NUL"):
         wp.ShardList(["a", "b\0c"])
+
+
+@pytest.mark.parametrize(
+    "folder", ["s3://bucket/", "https://host/d/", "http://127.0.0.1:8000/d/", "http://a:b@host:80/"]
+)
+def test_a_signed_list_is_the_same_list(folder):
+    """A long list of plain URLs is looked at as a whole, and one of signed URLs one by one."""
+    plain = [f"{folder}{number}.tar" for number in range(3)]
+    state = wp.ShardList(plain, empty_check=False).state_dict()
+    signed = wp.ShardList([f"{url}?X-Amz-Signature=1" for url in plain], empty_check=False)
+    signed.load_state_dict(state)
+    assert {name: signed.state_dict()[name] for name in ("fingerprint", "data")} == {
+        name: state[name] for name in ("fingerprint", "data")
+    }

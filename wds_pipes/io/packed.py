@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ _AT_A_TIME = 1 << 20  # bytes that are searched at a time
 _MOST_COPIED = 1 << 16  # more bytes are shared with a worker than copied to it
 # Characters that mean nothing in a URL, and the slash.
 _PLAIN = b"\0/-._ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_PORT = re.compile(r"^([^/:]+):[0-9]+(?=/)")  # of a host
 
 
 class SharedBytes:
@@ -126,7 +128,9 @@ class Packed(Sequence[str]):
         ``redact`` and ``identify`` change that directory only.
         """
         protocol, _, folder = self.folder.rpartition("://")
-        known = "/" in folder and _is_plain(_encoded(protocol + folder)) if protocol else ":" not in folder
+        known = ":" not in folder
+        if protocol:
+            known = "/" in folder and _is_plain(_encoded(protocol + _PORT.sub(r"\1", folder)))
         data = self._shared.data
         return known and _is_plain(data) and not any(data.find(odd) >= 0 for odd in (b"//", b"/.", b"\0/", b"\0."))
 
