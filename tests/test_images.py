@@ -262,6 +262,15 @@ def test_the_size_of_a_turned_image_is_that_of_its_array(form):
     assert decode(data, size=(9, 8)).shape == (9, 8, 3)
 
 
+def test_a_deep_png_that_claims_to_be_large_takes_no_memory():
+    """Its pixels are allowed, but not its bytes."""
+    data = png(np.zeros((4, 4, 3), np.uint16))
+    header = data[12:16] + struct.pack(">II", 12_000, 12_000) + data[24:29]
+    lie = data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+    with memory_below(1 << 20), pytest.raises(ValueError, match="it unpacks to more than 1073741824 bytes"):
+        decode(lie, "raw", max_image_pixels=1 << 30)
+
+
 def test_a_tiff_that_tifffile_reads_is_turned_upright():
     array = random((3, 4), "i1")
     data = tiff(array, photometric="minisblack", extratags=[(274, "H", 1, 3, True)])

@@ -100,6 +100,7 @@ _FOR = {
     **dict.fromkeys(("--key", "--file", "--value", "--group"), _TABLES),
 }
 _AHEAD = 1024  # rows
+_FROM_START = (0, 1)  # the first byte and line of a table
 _MOST_OF_FIELD = 1 << 30  # characters
 _TOGETHER = ("--file", "--group", "--root", "--shuffle", "--split")  # with these, a table is read as a whole
 _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": "parquet"}
@@ -171,64 +172,86 @@ def create(
         SampleError: the input is wrong.
         WdsError: a file or the store cannot be read, or has other outputs.
     """
-    given = {
-        **{"--ignore": ignore, "--include": include, "--follow-symlinks": follow_symlinks, "--key-split": key_split},
-        **{"--root": root, "--key": key, "--file": files, "--value": values, "--group": group},
-    }
-    running, options_of_store = Running(dest, options), options.get("storage_options")
+    running, values = Running(dest, options), values or {}
     most, size = shard_limits(max_samples, max_bytes)
     if split:
         splits_of(split)  # whether they fit
     source, root = os.fspath(source), None if root is None else os.fspath(root)
     kind = _kind(source, kind)
+    given = {
+        **{"--ignore": ignore, "--include": include, "--follow-symlinks": follow_symlinks, "--key-split": key_split},
+        **{"--root": root, "--key": key, "--file": files, "--value": values, "--group": group},
+        **{"--shuffle": shuffle is not None, "--split": split},
+    }
+    _check_options(kind, given)
+    if kind in _TABLES and _is_streamed(source, given):
+        return _converted("create", kind, source, running, key=key, values=values, most=most, max_bytes=size)
+    problems, storage_options = Problems(), running.storage_options
+    if kind in _FOLDERS:
+        links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
+        records, classes = _of_folder(
+            source, kind, key_split, problems, storage_options, ignore=ignore, include=include, links=links
+        )
+    elif kind == "list":
+        records, classes = of_list(source, root, key_split, problems, storage_options)
+    else:
+        pairs = [file.partition("=")[::2] if "=" in file else ("", file) for file in files]
+        columns = Columns(key, tuple(values.items()), files=tuple(pairs))
+        records, classes = of_table(source, kind, columns, problems, storage_options, root=root)
+        records = grouped(records, group) if group else records
+    job = job_of(records, running.place, problems, (most, size), classes=classes, shuffle=shuffle, shares=split)
+    return running.run(job)
+
+
+def _check_options(kind: str, given: Mapping[str, Any]) -> None:
+    """Raise ValueError if an option is not for such a source, or not without another."""
     for option, kinds in _FOR.items():
         if given[option] and kind not in kinds:
             raise ValueError(f"{option} is for {', '.join(kinds)}, and SOURCE is {kind}")
-    if group and (key or files or values):
+    if given["--group"] and (given["--key"] or given["--file"] or given["--value"]):
         raise ValueError("--group is for whole rows of a table, without --key, --file and --value")
-    if root and not files and kind in _TABLES:
+    if given["--root"] and not given["--file"] and kind in _TABLES:
         raise ValueError("--root is where the paths of --file begin: name the column of paths, as in --file COLUMN")
-    ordered = {"--shuffle": shuffle is not None, "--split": split}
-    together = [name for name, value in {**given, **ordered}.items() if value and name in _TOGETHER]
-    several = kind in _TABLES and source != "-" and _may_be_several(source)
+
+
+def _is_streamed(source: str, given: Mapping[str, Any]) -> bool:
+    """Whether the rows of a table are read when they are written, as those of several files are.
+
+    Raises:
+        ValueError: it may be several files, and an option needs the whole table.
+    """
+    together = [option for option, value in given.items() if value and option in _TOGETHER]
+    several = source != "-" and _may_be_several(source)
     if several and together:
         raise ValueError(f"{together[0]} needs the whole table, and SOURCE may be several files: name one file")
-    in_memory = together or key or LABEL in (values or {}) or source == "-"
-    if kind in _TABLES and (several or not in_memory):
-        return _converted("create", kind, source, running, key=key, values=values or {}, most=most, max_bytes=size)
-    problems = Problems()
-    if kind in _FOLDERS:
-        links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-        is_tar = _is_tar(source)
-        if is_tar:
-            found = files_in_tar(source, ignore, problems, options_of_store)
-            problems.check()
-        else:
-            found = packed(source, problems, options_of_store, ignore=ignore, include=include, links=links)
-        if kind == "files":
-            records, classes = of_directory(found, key_split, problems)
-        else:
-            folders = [] if is_tar else folders_in(source, ignore)
-            records, classes = of_classes(found, folders, key_split, problems)
-    elif kind == "list":
-        records, classes = of_list(source, root, key_split, problems, options_of_store)
+    return several or not (together or given["--key"] or LABEL in given["--value"] or source == "-")
+
+
+def _of_folder(
+    source: str,
+    kind: str,
+    key_split: str | None,
+    problems: Problems,
+    storage_options: StorageOptions,
+    *,
+    ignore: Sequence[str],
+    include: Sequence[str],
+    links: str,
+) -> tuple[list[Record], list[str]]:
+    """The samples of the files of a directory or a tar, and the names of the classes.
+
+    Raises:
+        SampleError: the tar has files that cannot be read where they are.
+    """
+    is_tar = _is_tar(source)
+    if is_tar:
+        found = files_in_tar(source, ignore, problems, storage_options)
+        problems.check()
     else:
-        pairs = [file.partition("=")[::2] if "=" in file else ("", file) for file in files]
-        columns = Columns(key, tuple((values or {}).items()), files=tuple(pairs))
-        records, classes = of_table(source, kind, columns, problems, options_of_store, root=root)
-        records = grouped(records, group) if group else records
-    return running.run(
-        write(
-            records,
-            running.place,
-            problems,
-            classes=classes,
-            shuffle=shuffle,
-            shares=split,
-            max_samples=most,
-            max_bytes=size,
-        )
-    )
+        found = packed(source, problems, storage_options, ignore=ignore, include=include, links=links)
+    if kind == "files":
+        return of_directory(found, key_split, problems)
+    return of_classes(found, [] if is_tar else folders_in(source, ignore), key_split, problems)
 
 
 def _kind(source: str, given: str | None) -> str:
@@ -280,16 +303,15 @@ def _guessed(source: str) -> str:
     return _ENDINGS.get(ending, "list")
 
 
-def write(
+def job_of(
     records: Sequence[Record],
     place: Place,
     problems: Problems,
+    limits: tuple[int, int],
     *,
     classes: Sequence[str] = (),
     shuffle: int | None = None,
     shares: Mapping[str, float] | None = None,
-    max_samples: int,
-    max_bytes: int,
 ) -> Job:
     """Make the job that writes samples.
 
@@ -297,11 +319,10 @@ def write(
         records: the samples, in order.
         place: the directory of the shards.
         problems: takes what is wrong with the samples.
+        limits: the maximum number of samples in a shard, and its maximum size in bytes.
         classes: the names of the classes, for ``classes.json``.
         shuffle: the seed of a random order, which depends on the keys and on nothing else.
         shares: the names of splits and their shares: see ``split_by_key``.
-        max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard.
 
     Raises:
         SampleError: there are problems.
@@ -317,7 +338,7 @@ def write(
     for name, part in parts.items():
         prefix = f"{name}/{name}" if name else "shard"
         sizes = np.fromiter(map(_size, part), np.int64, len(part))
-        ends = [0, *shard_ends([sizes], max_samples, max_bytes)]
+        ends = [0, *shard_ends([sizes], *limits)]
         for number, (start, stop) in enumerate(pairwise(ends)):
             group = part[start:stop]
             size = whole(int(sizes[start:stop].sum()))
@@ -327,8 +348,8 @@ def write(
         "shuffle": shuffle,
         "split": dict(shares) if shares else None,
         "the list of classes": list(classes),
-        "max_samples": max_samples,
-        "max_bytes": max_bytes,
+        "max_samples": limits[0],
+        "max_bytes": limits[1],
     }
     names = content_of_classes(classes) if classes else None
     return shard_job("create", place, partial(_write, place.storage_options), tasks, options, classes=names)
@@ -532,26 +553,25 @@ class TextTable:
 
     def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read rows of a file."""
-        url = run.file.url
-        if self.kind == "jsonl":
-            place, line = run.start
-            with _text(url, storage_options, place) as text:
-                yield from islice(_json_lines(text, url, line), run.records)
-        else:
-            with _text(url, storage_options) as text:
-                yield from islice(_separated(text, self.kind, url), run.start, run.start + (run.records or 0))
+        start, skipped = (run.start, 0) if self.kind == "jsonl" else (_FROM_START, run.start)
+        rows = _rows(run.file.url, self.kind, storage_options, start)
+        yield from islice(rows, skipped, skipped + (run.records or 0))
 
 
-def _rows(source: str, kind: str, storage_options: StorageOptions) -> Iterator[Row]:
+def _rows(
+    source: str, kind: str, storage_options: StorageOptions, start: tuple[int, int] = _FROM_START
+) -> Iterator[Row]:
+    """The rows of a table; ``start``: the byte where they begin, and the number of its line."""
     if kind == "parquet":
         with parquet_file(source, storage_options) as table:
             yield from rows_of(table.iter_batches(), 0, table.metadata.num_rows, source)
         return
-    with _text(source, storage_options) as text:
-        yield from _json_lines(text, source) if kind == "jsonl" else _separated(text, kind, source)
+    place, line = start
+    with _text(source, storage_options, place) as text:
+        yield from _json_lines(text, source, line) if kind == "jsonl" else _separated(text, kind, source)
 
 
-def _json_lines(text: Iterable[str], source: str, first: int = 1) -> Iterator[Row]:
+def _json_lines(text: Iterable[str], source: str, first: int) -> Iterator[Row]:
     for number, line in enumerate(text, first):
         if line.strip():
             try:
@@ -725,9 +745,7 @@ def convert(
             raise ValueError("a list has a path and a label in each line: leave --key and --value out")
         problems = Problems()
         records, classes = of_list(source, None, None, problems, storage_options)
-        return running.run(
-            write(records, running.place, problems, classes=classes, max_samples=most, max_bytes=1 << 60)
-        )
+        return running.run(job_of(records, running.place, problems, (most, 1 << 60), classes=classes))
     return _converted("convert", kind, source, running, key=key, values=values, most=most)
 
 

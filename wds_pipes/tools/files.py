@@ -290,7 +290,7 @@ def packed(
             f"{plural(len(of_shards), 'file')} of shards left out, such as {of_shards[0]}: pass --include "
             f"{os.path.basename(of_shards[0])!r} to pack it",
             ShardWarning,
-            stacklevel=3,
+            stacklevel=4,  # where ``create`` was called
         )
     if found and not include and all(_matches(name, _OF_ROWS) for name, _ in found):
         raise ValueError(
