@@ -405,7 +405,7 @@ def test_a_list_that_a_position_changes_in_place_is_that_of_its_moment(urls):
 
 
 def test_a_list_of_a_loaded_position_is_that_of_its_moment(urls):
-    """A loader that goes on from a state, and has read ahead, still says where the caller stands."""
+    """A loader that goes on from a state, and has read ahead, says where the caller stands."""
     wp.register_stage(ShowsSeen)
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().shows_seen()
 
