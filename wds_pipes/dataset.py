@@ -272,10 +272,10 @@ class WorkerCopies(Copies):
             )
         return int(epoch) - 1
 
-    def end(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
+    def end(self, epoch: int, lanes: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
         worker = worker_info()
-        if worker is None or worker.id >= MAX_WORKERS:
-            return lacking, empty
+        if worker is None or worker.num_workers != lanes or lanes > MAX_WORKERS:
+            return super().end(epoch, lanes, lacking, empty)  # other ranks have lanes, too
         self._ends.numbers[worker.id] = 4 * (epoch + 1) + 2 * lacking + empty
         ends = self._ends.numbers[: worker.num_workers].tolist()
         ended = all(end // 4 == epoch + 1 for end in ends)

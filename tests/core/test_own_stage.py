@@ -404,6 +404,25 @@ def test_a_list_that_a_position_changes_in_place_is_that_of_its_moment(urls):
         assert list(again) == whole[count:]
 
 
+def test_a_list_of_a_loaded_position_is_that_of_its_moment(urls):
+    """A loader that goes on from a state, and has read ahead, says where the caller stands."""
+    wp.register_stage(ShowsSeen)
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().shows_seen()
+
+    def loaded(state):
+        loader = wp.PipeLoader(pipe, batch_size=2, lanes=2, collate=list)
+        loader.load_state_dict(through_json(state))
+        return loader
+
+    first = wp.PipeLoader(pipe, batch_size=2, lanes=2, collate=list)
+    after(first, 4)
+    state = first.state_dict()
+    rest = list(loaded(state))
+    second = loaded(state)
+    after(second, 1)
+    assert list(loaded(second.state_dict())) == rest[1:]
+
+
 def test_tallies_are_fields_that_count(urls):
     with pytest.raises(TypeError, match="Wrong.tallies has 'number'"):
         type("Wrong", (TagSamples,), {"tallies": ("number",)})

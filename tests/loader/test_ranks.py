@@ -4,6 +4,7 @@ else the only one.
 
 import logging.handlers
 import re
+import tarfile
 
 import pytest
 import torch.distributed as dist
@@ -211,3 +212,17 @@ def test_a_rank_that_iterates_alone_goes_on(tmp_path):
     (count, said), _ = on_ranks(2, iterate_alone, make_shards(tmp_path, shards=4, samples=6), tmp_path)
     assert count == 6
     assert "rank 0 goes on alone, since rank 1 did not begin this iteration of the loader" in said[0]
+
+
+def iterate_pipe(rank, ranks, urls):
+    """Return the keys that DataLoader yields, without and with a worker."""
+    pipe = samples(urls, shuffle=False, seed=None, empty_check=True)
+    return [[key_of(sample) for sample in DataLoader(pipe, batch_size=None, num_workers=count)] for count in (0, 1)]
+
+
+def test_a_rank_whose_shards_are_empty_does_not_speak_for_all(tmp_path):
+    """torch divides the shards over the ranks, of which each sees only its own."""
+    empty = tmp_path / "empty.tar"
+    tarfile.open(empty, "w").close()
+    found = on_ranks(2, iterate_pipe, [*make_shards(tmp_path, shards=1, samples=3), str(empty)])
+    assert found == [[["00000000", "00000001", "00000002"]] * 2, [[], []]]

@@ -56,6 +56,15 @@ def test_reading_is_measured_before_later_steps(urls):
         assert 0 < loader.stats()["read_share"] < 1
 
 
+def test_figures_stay_when_a_state_edits_the_pipeline(urls):
+    loader = wp.PipeLoader(samples(urls), batch_size=2, collate=list)
+    for _, batch in zip(range(2), loader, strict=False):
+        key = batch[0]["__key__"]
+    before = loader.stats()["samples"]
+    loader.load_state_dict(loader.state_dict(), exclude=[key])
+    assert loader.stats()["samples"] == before > 0
+
+
 def test_the_slowest_rank_in_words():
     idle = {"wait_share": 0.02, "read_share": 0.5, "decode_share": 0.5, "stall_share": 0.0}
     busy = {"wait_share": 0.41, "read_share": 0.72, "decode_share": 0.28, "stall_share": 0.65}

@@ -204,9 +204,9 @@ class Copies:
         """
         return None
 
-    def end(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
-        """Note that the lane of this process has ended and yielded nothing: its samples lacked the
-        fields that are kept, or it had none, which is not allowed.
+    def end(self, epoch: int, lanes: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
+        """Note that the lane of this process, one of ``lanes``, has ended and yielded nothing: its
+        samples lacked the fields that are kept, or it had none, which is not allowed.
 
         Returns:
             whether no lane yielded anything in this epoch, and samples of at least one lane lacked

@@ -367,7 +367,8 @@ class Stage(Generic[Out]):
         """
         own, before = mark or (None, None)
         running = running_copy(self)
-        running.lane, running.at = lane, self._at(own)
+        # a list that the stage changes while it runs would change in the mark, too
+        running.lane, running.at = lane, self._at(tuple(map(own_copy, own or ())))
         if self.source is not None:
             running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
         begin(running, mark, self)

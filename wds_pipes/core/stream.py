@@ -290,7 +290,7 @@ class StreamIterator(Generic[Out]):
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
         explained, empty = lack.explains(counts), False
         if explained or not any(counts.values()):
-            explained, empty = context.copies.end(self._epoch, explained, lack.found is False)
+            explained, empty = context.copies.end(self._epoch, context.lanes, explained, lack.found is False)
         alone = context.lanes == 1
         error = lack.error() if explained else error_of_nothing(counts, lack) if alone or empty else None
         if error is not None:

@@ -369,9 +369,9 @@ class Progress:
         if before is None:
             plan.check_ranks(self, at, self.cut, "next()")
         else:
-            at, had = at.counted_from(before), tally.stands[1] - plan.counts(before)["delivered"]
+            at, had = at.counted_from(before), tally.stands[2] - plan.counts(before)["delivered"]
+        tally.stands = plan, at, had + plan.counts(at)["delivered"]
         self.at, self.epoch, self.resume, self.tally = at, at.epoch + 1, False, tally
-        tally.stands = at, had + plan.counts(at)["delivered"]
         return Run(plan, self.workers, at, tally)
 
     def commit_end(self, run: Run, at: LoaderPosition) -> None:
@@ -441,7 +441,7 @@ class Progress:
             return self.begin(tally)
         run.tally, tally.held = tally, run.tally.held
         self.at = run.begin = self.at.counted_from(None)
-        self.tally, tally.stands = tally, (self.at, self.plan.counts(self.at)["delivered"])
+        self.tally, tally.stands = tally, (self.plan, self.at, self.plan.counts(self.at)["delivered"])
         return run
 
     def _replace(self, why: str) -> None:
@@ -517,7 +517,7 @@ class LoaderIterator:
         # comes either before the loader adopts the position, or after the caller has the batch.
         batch, at = found
         progress.at = at
-        tally.stands = at, tally.stands[1]
+        tally.stands = tally.stands[0], at, tally.stands[2]
         progress.inside = 0
         return batch
 

@@ -471,9 +471,9 @@ class PipeLoader:
         }
         if live is None:
             return found
-        at, before = live.stands  # not the position of the loader: a state may have been loaded since
+        plan, at, before = live.stands  # not those of the loader: a state may have been loaded since
         delivered = [lane.delivered for lane in at.lanes.values()]
-        samples = self._plan.counts(at)["delivered"] - before
+        samples = plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 
     def stats_of_ranks(self, group: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> list[dict[str, float]]:

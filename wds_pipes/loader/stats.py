@@ -102,7 +102,8 @@ class Tally:
 
     def __init__(self, network: dict[int, Network]) -> None:
         self.batches = 0
-        self.stands: tuple[Any, int] = None, 0  # the position, and the number to subtract from its count of samples
+        # the plan, the position in it, and the number to subtract from its count of samples
+        self.stands: tuple[Any, Any, int] = None, None, 0
         self.waited = 0.0
         self.held: dict[int, int] = {}  # samples, of each lane
         self._busy = self._reading = 0.0
