@@ -185,7 +185,7 @@ def slow(task, place):
 
 def test_an_engine_that_is_closed_ends_its_tasks(tmp_path):
     job = make("ray", range(4), slow)
-    outcomes = on_ray(partial(running.attempt, job.work, job.place, plan_of(job)), job.tasks)
+    outcomes = on_ray(running.Attempt(job.work, job.place, plan_of(job)), job.tasks)
     assert next(outcomes).name == "part-0"
     wait_for(lambda: Path("ray/part-1.began").exists())
     begun = time.monotonic()
