@@ -766,7 +766,7 @@ def _converted(
     shards = reader.shards(source, most, storage_options, **limits)
     rows = chain.from_iterable(reader.rows(run, storage_options) for shard in shards for run in shard.runs)
     first = list(islice(rows, _FIRST))
-    columns = columns_of(first, key, values, redact(source))
+    columns = columns_of(first, key, values, redact(source), bytes_in_json=command == "create")
     for number, row in enumerate(first if command == "create" else ()):
         Encoded(sample_of(row, f"{number:09d}", columns), None)  # before anything is written
     decided = {

@@ -82,6 +82,7 @@ class Columns(NamedTuple):
         text: the columns of bytes that are text.
         files: the columns of paths or URLs of files, by their fields; "": the extension of the file
             is the field.
+        bytes_in_json: whether bytes are base64 in JSON, not fields of their own.
     """
 
     key: str | None = None
@@ -89,10 +90,14 @@ class Columns(NamedTuple):
     alone: str | None = None
     text: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    bytes_in_json: bool = False
 
 
-def columns_of(rows: Sequence[Row], key: str | None, values: Mapping[str, str], source: str) -> Columns:
-    """Decide what the columns are, by the first records.
+def columns_of(
+    rows: Sequence[Row], key: str | None, values: Mapping[str, str], source: str, *, bytes_in_json: bool = False
+) -> Columns:
+    """Decide what the columns are, by the first records; with ``bytes_in_json``, whatever bytes
+    these have.
 
     Raises:
         ValueError: there is no record, or no column of a name.
@@ -103,12 +108,14 @@ def columns_of(rows: Sequence[Row], key: str | None, values: Mapping[str, str], 
     check_known([*([key] if key else []), *values.values()], known, source)
     binary, text = [], []
     for name in known:
-        found = [value for row in rows for value in _contents(row.get(name))]
+        found = [value for row in rows for value in _contents(row.get(name)) if value is None or not bytes_in_json]
         if found and all(value is not None and is_text(value) for value in found):
             text.append(name)
         elif found:
             binary.append(name)
-    return Columns(key, tuple(values.items()), binary[0] if len(binary) == 1 else None, tuple(text))
+    return Columns(
+        key, tuple(values.items()), binary[0] if len(binary) == 1 else None, tuple(text), bytes_in_json=bytes_in_json
+    )
 
 
 def check_known(named: Iterable[str], known: Collection[str], source: str) -> None:
@@ -225,6 +232,10 @@ def is_file(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {"bytes", "path"}
 
 
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, bytes)
+
+
 def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and value.shape != ()
 
@@ -245,7 +256,8 @@ def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tup
     items = {column: value}
     if isinstance(value, list):
         items = {f"{column}.{place}": item for place, item in enumerate(value) if item is not None}
-    if not items or not all(isinstance(item, bytes) or is_file(item) or _is_array(item) for item in items.values()):
+    kinds = (is_file, _is_array) if columns.bytes_in_json else (is_file, _is_array, _is_bytes)
+    if not items or not all(any(is_kind(item) for is_kind in kinds) for item in items.values()):
         return None
     fields = []
     for name, item in items.items():
