@@ -251,9 +251,7 @@ def _check_bytes(count: int, channels: int, max_bytes: int) -> None:
         )
 
 
-def _resampled(
-    samples: npt.NDArray[np.float32], rate: int, new_rate: int, length: int
-) -> npt.NDArray[np.float32]:
+def _resampled(samples: npt.NDArray[np.float32], rate: int, new_rate: int, length: int) -> npt.NDArray[np.float32]:
     """Return samples of shape (channels, samples) at another rate: ``length`` in each channel."""
     av = library("av", "av", "resampling audio")
     result = np.zeros((len(samples), length), np.float32)
