@@ -69,10 +69,12 @@ def _orjson() -> Any:
         return None
 
 
-def decode_json(data: bytes) -> Any:
-    """Decode an object, to the same values with and without ``orjson``."""
+def decode_json(data: bytes, *, exact: bool = True) -> Any:
+    """Decode an object, to the same values with and without ``orjson``; without ``exact``, integers
+    of more than 19 digits may be floats.
+    """
     library = _orjson()
-    if library is None or _LONG in data.translate(_AS_ZERO):
+    if library is None or (exact and _LONG in data.translate(_AS_ZERO)):
         return json.loads(data)
     try:
         return library.loads(data)
