@@ -119,7 +119,7 @@ class Facts:
     ) -> None:
         """Add shards at the end, before one is requested. What is no text is no version."""
         self.samples.add(samples)
-        self._sizes.add([-1 if size is None else size for size in sizes] if None in sizes else sizes)
+        self._sizes.add([-1 if size is None else size for size in sizes])
         self._has_md5.extend(map(bool, md5s))
         self._md5s.data += bytes.fromhex("".join([md5 or _NO_MD5 for md5 in md5s]))
         if set(map(type, versions)) != {str} or "\0" in "".join(versions):
@@ -303,8 +303,8 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
     _check_counts(
         "filesize of {!r}", names, [0 if size is None else size for size in sizes] if None in sizes else sizes
     )
-    texts = list(map(str, md5s))  # all at once take a tenth of the time
-    if set(map(len, texts)) != {32} or not _HEXADECIMAL.fullmatch("".join(texts)):
+    # all at once take a fifth of the time
+    if set(map(type, md5s)) != {str} or set(map(len, md5s)) != {32} or not _HEXADECIMAL.fullmatch("".join(md5s)):
         for name, md5 in zip(names, md5s, strict=True):
             if md5 and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
                 raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
