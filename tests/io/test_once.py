@@ -1,5 +1,6 @@
 """Lists and indexes in a store are requested by one rank for all, and by each where that fails."""
 
+import contextlib
 import os
 
 import pytest
@@ -69,11 +70,10 @@ def test_a_result_comes_in_chunks(in_store):
 
 def list_with_a_rank_0_that_stops(rank, ranks, url, options):
     once.TIMEOUT_SECONDS = 0.2
-    if rank:
+    if rank == 0:
+        once.zlib = None  # it fails after it has said how many chunks come
+    with pytest.raises(AttributeError) if rank == 0 else contextlib.nullcontext():
         return list_all(rank, ranks, url, options)
-    once.zlib = None  # it fails after it has said how many chunks come
-    with pytest.raises(AttributeError):
-        list_all(rank, ranks, url, options)
 
 
 def test_what_rank_0_begins_and_does_not_end_is_requested_by_each(in_store):
