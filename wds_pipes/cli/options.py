@@ -27,7 +27,6 @@ import click
 from click.core import ParameterSource
 
 from wds_pipes.core.counts import NothingKeptError
-from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.words import plain, plain_json
 from wds_pipes.errors import (
     ShardError,
@@ -37,6 +36,7 @@ from wds_pipes.errors import (
     for_commands,
     how_to_repair,
 )
+from wds_pipes.tools.interrupts import Terminated
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE, CLOSED = 1, 2, 141
