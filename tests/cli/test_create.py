@@ -284,6 +284,20 @@ def test_an_image_column_of_the_hub_is_a_field_of_its_extension(tmp_path):
     assert [{**sample, "json": sample["json"].decode()} for sample in read(tmp_path / "out").values()] == expected
 
 
+def test_labels_of_the_hub_keep_the_names_of_their_classes(tmp_path):
+    """One file, as several."""
+    features = {"label": {"_type": "ClassLabel", "names": ["cat", "dog", "owl"]}}
+    rows = pyarrow.table({"label": [1, 0, 1]}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    parquet.write_table(rows, tmp_path / "t.parquet")
+    for name in ("t.parquet", "*.parquet*"):
+        folder = tmp_path / str(len(name))
+        run(tmp_path / name, folder, "--value", "cls=label")
+        assert [sample["cls"] for sample in read(folder).values()] == [b"1", b"0", b"1"]
+        assert json.loads((folder / "classes.json").read_text()) == ["cat", "dog", "owl"]
+
+
 def test_a_table_is_not_held_in_memory(tmp_path):
     """Of 64 MB of rows."""
     with (tmp_path / "t.jsonl").open("w") as file:
