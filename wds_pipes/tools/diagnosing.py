@@ -92,7 +92,7 @@ class Diagnosis:
             ``change``; 1: no more, or this was not measured.
         change: what to change.
         microseconds: the time that each part takes for a sample, in one worker.
-        sentences: what the limit is, what to change, and what that brings; of shards in a store,
+        sentences: what the limit is, what to change, and what that brought; of shards in a store,
             also what the link transfers.
         first_bytes: of shards in a store, the seconds to the first byte of each of some requests.
         link: of shards in a store, the MB (10^6 bytes) per second by the number of connections.
@@ -119,8 +119,8 @@ def doctor(
     stats: Sequence[Mapping[str, float]] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Diagnosis:
-    """Run a pipeline for a bounded time, and find what limits it, what to change, and what that
-    would bring.
+    """Run a pipeline for a bounded time, and find what limits it and what to change. Where that
+    is more workers, it runs once more with them, to see what they bring.
 
     Args:
         what: the PipeLoader of a training, whose position changes; ``"module:function"``, a
