@@ -485,7 +485,10 @@ class VideoReader:
                     mend_cli="",
                 )
             turns = frame.rotation // 90 if upright and frame.rotation % 90 == 0 else 0
-            frames.append(np.rot90(frame.to_ndarray(format="rgb24"), turns))
+            # One thread, this one: PyAV keeps what converts colours in thread-local memory. If it
+            # has threads of its own, a worker that another thread forks frees it, and waits for
+            # them for ever.
+            frames.append(np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns))
         return frames
 
 
