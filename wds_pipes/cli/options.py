@@ -118,11 +118,11 @@ as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON
 progress = click.option(
     "--progress/--no-progress",
     default=None,
-    # None: a line each 30 seconds
+    # None: a line each minute
     callback=lambda context, option, value: (
         (sys.stderr.isatty() and find_spec("tqdm") is not None) or None if value is None else value
     ),
-    help="Show a progress bar; needs tqdm.  [default: on a terminal; elsewhere a line each 30 s]",
+    help="Show a progress bar; needs tqdm.  [default: on a terminal; elsewhere a line each minute]",
 )
 
 

@@ -430,7 +430,7 @@ def run(
             Tasks that are finished from the same inputs are kept.
         dry_run: write nothing, and report what would be written.
         on_task: called with the outcome of each task.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
 
     Returns:
         What was written, skipped and failed.

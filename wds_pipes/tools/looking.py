@@ -60,7 +60,7 @@ def info(
             read, and samples are estimated unless an index counts them.
         key_split: as in ``group_by_key``.
         storage_options: how to reach the storage.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
 
     Raises:
         ValueError: nothing matches.

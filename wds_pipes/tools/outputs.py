@@ -88,7 +88,7 @@ class JobOptions(TypedDict, total=False):
         tasks: how many shares the work has, on any machines.
         overwrite: replace what another job, or other input, has written there.
         dry_run: write nothing, and report what would be written.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
         on_task: called with the outcome of each task.
         storage_options: how to reach a store: a dict of options for fsspec.
     """
