@@ -150,6 +150,17 @@ def test_audio_is_resampled(rate):
     assert wp.AudioReader(data).read(0, 4 / 24_000, sample_rate=rate).shape == (2, -(-4 * rate // 24_000))
 
 
+def test_a_rate_that_takes_too_much_memory_is_refused(sounds):
+    """A header may say 1 sample per second."""
+    data = bytearray(encode("wav", (np.zeros((1, 100_000), np.float32), RATE)))
+    data[24:28] = (1).to_bytes(4, "little")
+    refused(
+        "wav", bytes(data), {"wav": wp.audio(sample_rate=16_000)}, "1600000000 samples .* more than 1073741824 bytes"
+    )
+    read = wp.audio(sample_rate=4 * RATE, max_bytes=12 * RATE)
+    refused("wav", sounds["wav"], {"wav": read}, f"more than {12 * RATE} bytes")
+
+
 def test_channels_become_one():
     pytest.importorskip("soundfile")
     samples, rate = media.audio_example()
