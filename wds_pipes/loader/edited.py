@@ -32,7 +32,7 @@ class Editable(NamedTuple):
     new_plan: Callable[..., Plan]
 
 
-class Place(NamedTuple):
+class Continuation(NamedTuple):
     """Where a loader continues.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     excluded: Keys
 
 
-def find_place(editable: Editable, state: State | list[State], edits: Edits, held: Keys) -> Place:
+def find_continuation(editable: Editable, state: State | list[State], edits: Edits, held: Keys) -> Continuation:
     """Return where this rank continues from a state, with edits; ``held`` are the keys of the
     samples that an earlier call left out.
 
@@ -58,7 +58,7 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
         state = of_rank(list(state), plan, edits.moved or plan.recipe.data.moved)
     edition = Edition(stage, state, edits, held, in_order=plan.kind.in_order)
     if not edition.changes:
-        return Place(restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
+        return Continuation(restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
     then = new_plan(edition.then)
     at = restore(then, state, moved=edits.moved, changed=edits.changed)
     now = new_plan(edition.now(None if at.begins else _last_begun(edition.saved)))
@@ -66,7 +66,7 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
         at = _beginning(at, now)
     elif len(edition.keys) > edition.known:
         at = _without_places(at, then, now, edition.saved) if plan.kind.in_order else _with_exclusion(at, then, now)
-    return Place(at, now, edition.keys)
+    return Continuation(at, now, edition.keys)
 
 
 def _last_begun(saved: Saved) -> int:

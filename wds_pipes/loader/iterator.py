@@ -268,7 +268,7 @@ class Progress:
 
     def go_to(self, at: LoaderPosition, plan: Plan | None = None, excluded: Keys | None = None) -> None:
         """Make the next iteration continue from a position, which may be of an edited pipeline: see
-        ``wds_pipes.loader.edited.Place``.
+        ``wds_pipes.loader.edited.Continuation``.
         """
         self.excluded = self.excluded if excluded is None else excluded
         if plan is None or plan is self.plan:
