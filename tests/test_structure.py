@@ -192,6 +192,17 @@ STEPS = {functional_name(getattr(stages, name)): name for name in stages.__all__
 ASK = "asks which stage this is: let the stage say what you need to know, in wds_pipes.core, and ask for that, not for"
 
 
+def test_the_kinds_of_partitions_are_told_apart_where_they_are_made_only():
+    found = set()
+    for module in MODULES.keys() - {"wds_pipes.loader.ranges", "wds_pipes.loader.slices"}:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, (ast.Call, ast.Compare)):
+                kinds = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} & {"Ranges", "Slices"}
+                compares = isinstance(node, ast.Compare) or ast.unparse(node.func) == "isinstance"
+                found |= {(module, kind) for kind in kinds if compares}
+    assert not found
+
+
 def test_other_modules_know_no_stage():
     """No other module checks the class of a stage or knows one by its name."""
     for module in MODULES:

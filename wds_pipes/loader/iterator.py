@@ -23,9 +23,8 @@ from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import BEGINNING, LaneAt, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.ranks import is_compared
-from wds_pipes.loader.slices import Partition, Slices
+from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.worker import Begin, Result
 from wds_pipes.loader.workers import Workers
@@ -269,7 +268,7 @@ class Progress:
 
     def go_to(self, at: LoaderPosition, plan: Plan | None = None, excluded: Keys | None = None) -> None:
         """Make the next iteration continue from a position, which may be of an edited pipeline: see
-        ``wds_pipes.loader.edited.Place``.
+        ``wds_pipes.loader.edited.Continuation``.
         """
         self.excluded = self.excluded if excluded is None else excluded
         if plan is None or plan is self.plan:
@@ -294,8 +293,7 @@ class Progress:
                 f"skip(batches={batches}) would leave nothing of epoch {at.epoch}, of which this rank has "
                 f"{plural(left, 'batch')} left: pass fewer, or leave the epoch out with set_epoch({at.epoch + 1})"
             )
-        if isinstance(at.partition, Slices):
-            partition = at.partition.after_skip(batches, plan.states(at), at.epoch, plan.terms)
+        if (partition := at.partition.after_skip(batches, plan.states(at), at.epoch, plan.terms)) is not None:
             digests = {number: of_counts(plan.counts_of(number, lane)) for number, lane in at.lanes.items()}
             lanes = {number: BEGINNING._replace(extra=as_counts(digest)) for number, digest in digests.items()}
             self.go_to(at._replace(partition=partition, lanes=lanes, step=at.step + batches))
@@ -377,7 +375,7 @@ class Progress:
     def commit_end(self, run: Run, at: LoaderPosition) -> None:
         """Adopt the position at the end of a run, or of its lanes that have ended."""
         self.at = at
-        if not run.waiting and self.plan.rank.of == 1 and self.plan.kind is Ranges:
+        if not run.waiting and self.plan.rank.of == 1 and not self.plan.kind.in_order:
             warn_of_unmet(self.excluded, run.lack, at.epoch, whole=run.whole)
 
     def is_past(self) -> bool:

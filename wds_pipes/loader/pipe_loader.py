@@ -29,7 +29,7 @@ from wds_pipes.core.options import check_count, check_seconds, checks_options
 from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.display import graph
-from wds_pipes.loader.edited import Editable, find_place
+from wds_pipes.loader.edited import Editable, find_continuation
 from wds_pipes.loader.in_trainers import loader_of_accelerate, no_dataset, register_for_lightning
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
@@ -399,7 +399,7 @@ class PipeLoader:
                 then.
         """
         edits = Edits(moved, exclude, added, mix)
-        self._progress.go_to(*find_place(self._progress.editable, state, edits, self._progress.excluded))
+        self._progress.go_to(*find_continuation(self._progress.editable, state, edits, self._progress.excluded))
         at = self._progress.position
         self._progress.loaded = at.partition if at.step else None
 
