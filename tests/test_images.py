@@ -395,6 +395,21 @@ def test_pages_are_asked_for():
         decode(data, "rgb8", pages="all")
 
 
+def test_the_planes_of_a_volume_are_not_left_out():
+    data = tiff(random((4, 16, 16), "u1"), photometric="minisblack", volumetric=True, tile=(4, 16, 16))
+    with pytest.raises(ValueError, match="the axes ZYX, which are not those of an image"):
+        decode(data, "raw")
+
+
+def test_raw_of_a_colour_that_is_transparent_has_no_alpha():
+    array = random((4, 5, 3), "u2")
+    data = png(array)
+    end = data.index(b"IDAT") - 4
+    chunk = b"tRNS" + bytes(6)
+    chunk = struct.pack(">I", 6) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    assert same(decode(data[:end] + chunk + data[end:], "raw"), array)
+
+
 def test_what_pillow_would_change_needs_libraries(monkeypatch):
     for module, data in (("imagecodecs", png(random((4, 5, 3), "u2"))), ("tifffile", tiff(random((4, 5), "i1")))):
         monkeypatch.setitem(sys.modules, module, None)

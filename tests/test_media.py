@@ -5,6 +5,7 @@ import pickle
 import random
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from wds_pipes.codecs import media
 from wds_pipes.codecs.table import encode
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import DecodeByExt
+from wds_pipes.testing import make_shards
 
 AUDIO = ["wav", "flac", "ogg", "opus", "mp3"]
 VIDEO = ["mp4", "mov", "mkv", "webm", "avi"]
@@ -148,6 +150,17 @@ def test_audio_is_resampled(rate):
     assert wp.AudioReader(data).read(0, 4 / 24_000, sample_rate=rate).shape == (2, -(-4 * rate // 24_000))
 
 
+def test_a_rate_that_takes_too_much_memory_is_refused(sounds):
+    """A header may say 1 sample per second."""
+    data = bytearray(encode("wav", (np.zeros((1, 100_000), np.float32), RATE)))
+    data[24:28] = (1).to_bytes(4, "little")
+    refused(
+        "wav", bytes(data), {"wav": wp.audio(sample_rate=16_000)}, "1600000000 samples .* more than 1073741824 bytes"
+    )
+    read = wp.audio(sample_rate=4 * RATE, max_bytes=12 * RATE)
+    refused("wav", sounds["wav"], {"wav": read}, f"more than {12 * RATE} bytes")
+
+
 def test_channels_become_one():
     pytest.importorskip("soundfile")
     samples, rate = media.audio_example()
@@ -274,6 +287,17 @@ def test_a_missing_package_says_what_to_install(field, module, package, monkeypa
         decoded(field, data, "audio" if field == "wav" else "video", on_error="skip")
 
 
+def test_a_video_leaves_no_threads_that_a_forked_worker_waits_for(films, tmp_path):
+    """A worker that another thread forks frees what the threads of a process kept for themselves:
+    PyAV's converter of colours there would wait for threads that were not copied.
+    """
+    assert len(decoded("mp4", films["mp4"], "video")[0]) > 1
+    pipe = wp.ShardList(make_shards(tmp_path, shards=1, samples=4)).open_shards().load_tar().group_by_key()
+    loader = wp.PipeLoader(pipe, num_workers=1, batch_size=2, multiprocessing_context="fork")
+    with ThreadPoolExecutor(1) as thread:
+        assert len(thread.submit(list, loader).result()) == 2
+
+
 def test_the_frames_of_a_phone_held_upright_are_turned():
     """As they are shown; the file marks how it was held."""
     av = pytest.importorskip("av")
@@ -285,7 +309,7 @@ def test_the_frames_of_a_phone_held_upright_are_turned():
     reader = wp.VideoReader(bytes(data))
     assert (reader.rotation, reader.height, reader.width) == (-90, 32, 64)
     with av.open(io.BytesIO(bytes(data))) as container:
-        lying = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        lying = np.stack([frame.to_ndarray(format="rgb24", threads=1) for frame in container.decode(video=0)])
     shown = np.stack([np.rot90(frame, -1) for frame in lying])
     assert shown[0, 0, 0, 0] > 200, "the left of what is stored is shown at the top"
     assert shown[0, -1, 0, 0] < 50

@@ -284,6 +284,20 @@ def test_an_image_column_of_the_hub_is_a_field_of_its_extension(tmp_path):
     assert [{**sample, "json": sample["json"].decode()} for sample in read(tmp_path / "out").values()] == expected
 
 
+def test_labels_of_the_hub_keep_the_names_of_their_classes(tmp_path):
+    """One file, as several."""
+    features = {"label": {"_type": "ClassLabel", "names": ["cat", "dog", "owl"]}}
+    rows = pyarrow.table({"label": [1, 0, 1]}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    parquet.write_table(rows, tmp_path / "t.parquet")
+    for name in ("t.parquet", "*.parquet*"):
+        folder = tmp_path / str(len(name))
+        run(tmp_path / name, folder, "--value", "cls=label")
+        assert [sample["cls"] for sample in read(folder).values()] == [b"1", b"0", b"1"]
+        assert json.loads((folder / "classes.json").read_text()) == ["cat", "dog", "owl"]
+
+
 def test_a_table_is_not_held_in_memory(tmp_path):
     """Of 64 MB of rows."""
     with (tmp_path / "t.jsonl").open("w") as file:
@@ -393,6 +407,7 @@ def test_all_problems_are_told_at_once(tmp_path):
         (".", "", ["--from", "tsv"], ["there is no file *.tsv in"]),
         ("a.csv", "x", ["--from", "files"], ["is a file, and --from files reads a directory"]),
         ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
+        ("t.csv", "id;v\n1;Käse\n".encode("cp1252"), [], ["is not UTF-8 text", "iconv -f CP1252 -t UTF-8"]),
         ("t.tsv", b"\xfe\xff" + "id\tv\n".encode("utf-16-be"), [], ["iconv -f UTF-16 -t UTF-8"]),
         ("t.csv", 'id,v\n1,a\n2,b\n3,"x"y\n4,d\n', [], ["line 4 of", "is no CSV"]),
         ("t.tsv", 'id\tv\n1\ta\n\n\n2\t"x"y\n', [], ["line 5 of", "is no TSV"]),

@@ -166,15 +166,15 @@ def bytes_read():
 
 
 def test_a_star_keeps_all_fields_that_match(tmp_path):
-    """In each reader of samples, without a warning of the name with a star."""
+    """In each reader of samples, without a warning of the name with a star or a question mark."""
     path, names = tmp_path / "a.tar", ["1.jpg", "2.jpg", "note.txt", "cls"]
     path.write_bytes(tar([(f"{number}.{name}", b"7") for number in range(3) for name in names]))
     index_shards([str(path)], offsets=True)
     pipe = wp.ShardList(str(path)).open_shards().load_tar()
     for reader in (
-        pipe.group_by_key(fields=["*.JPG", "cls"]),
-        wp.SampleList(str(path)).fetch_samples(fields=["*.JPG", "cls"]),
-        wp.IndexedShards(str(path), fields=["*.JPG", "cls"]),
+        pipe.group_by_key(fields=["*.JPG", "cls?"]),
+        wp.SampleList(str(path)).fetch_samples(fields=["*.JPG", "cls?"]),
+        wp.IndexedShards(str(path), fields=["*.JPG", "cls?"]),
     ):
         assert [[name for name in sample if name[0] != "_"] for sample in reader] == [["1.jpg", "2.jpg", "cls"]] * 3
     check_resume(lambda: pipe.group_by_key(fields=["*.txt"]))

@@ -173,7 +173,7 @@ class AudioReader:
                 (package ``av``); None: to none. A clip of n samples has then n times the ratio of
                 the rates, rounded up.
             mono: return the mean of the channels, as one channel.
-            max_bytes: the most memory for the samples of the file.
+            max_bytes: the most memory for the samples, and for those of the other rate.
 
         Returns:
             A float32 array of shape (channels, samples), from -1 to 1.
@@ -184,19 +184,11 @@ class AudioReader:
         _check_clip(start, duration)
         first = round(start * self.sample_rate)
         left = None if duration is None else round((start + duration) * self.sample_rate) - first
-        most = max_bytes // (4 * self.channels)
         blocks, count = list[npt.NDArray[np.float32]](), 0
         for block in self._blocks(first):
             blocks.append(block if left is None else block[:, : left - count])
             count += blocks[-1].shape[1]
-            if count > most:
-                raise mended(
-                    ValueError,
-                    f"it has {count} samples or more in {self.channels} channels, which are more than "
-                    f"{max_bytes} bytes",
-                    mend="decode a clip, such as {'wav': wp.audio(start=0, duration=10)}, or pass another max_bytes",
-                    mend_cli="",
-                )
+            _check_bytes(count, self.channels, max_bytes)
             if left is not None and count >= left:
                 break
         if not count and first:
@@ -207,9 +199,11 @@ class AudioReader:
             samples = np.concatenate(blocks, axis=1) if blocks else np.empty((self.channels, 0), np.float32)
         if mono and len(samples) > 1:
             samples = samples.mean(axis=0, keepdims=True)
-        return (
-            samples if sample_rate in (None, self.sample_rate) else _resampled(samples, self.sample_rate, sample_rate)
-        )
+        if sample_rate is None or sample_rate == self.sample_rate:
+            return samples
+        length = -(-samples.shape[1] * sample_rate // self.sample_rate)
+        _check_bytes(length, len(samples), max_bytes)
+        return _resampled(samples, self.sample_rate, sample_rate, length)
 
     def _blocks(self, first: int) -> Iterator[npt.NDArray[np.float32]]:
         """Decode from sample ``first`` on, in blocks of shape (channels, samples)."""
@@ -246,10 +240,20 @@ class AudioReader:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
 
 
-def _resampled(samples: npt.NDArray[np.float32], rate: int, new_rate: int) -> npt.NDArray[np.float32]:
-    """Return samples of shape (channels, samples) at another rate."""
+def _check_bytes(count: int, channels: int, max_bytes: int) -> None:
+    """Raise ValueError if so many samples in each of the channels take too much memory."""
+    if 4 * count * channels > max_bytes:
+        raise mended(
+            ValueError,
+            f"it has {count} samples or more in {channels} channels, which are more than {max_bytes} bytes",
+            mend="decode a clip, such as {'wav': wp.audio(start=0, duration=10)}, or pass another max_bytes",
+            mend_cli="",
+        )
+
+
+def _resampled(samples: npt.NDArray[np.float32], rate: int, new_rate: int, length: int) -> npt.NDArray[np.float32]:
+    """Return samples of shape (channels, samples) at another rate: ``length`` in each channel."""
     av = library("av", "av", "resampling audio")
-    length = -(-samples.shape[1] * new_rate // rate)
     result = np.zeros((len(samples), length), np.float32)
     for channel, target in zip(samples, result, strict=True):
         # FFmpeg returns nothing of a few samples.
@@ -485,7 +489,10 @@ class VideoReader:
                     mend_cli="",
                 )
             turns = frame.rotation // 90 if upright and frame.rotation % 90 == 0 else 0
-            frames.append(np.rot90(frame.to_ndarray(format="rgb24"), turns))
+            # One thread, this one: PyAV keeps what converts colours in thread-local memory. If it
+            # has threads of its own, a worker that another thread forks frees it, and waits for
+            # them for ever.
+            frames.append(np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns))
         return frames
 
 

@@ -19,12 +19,12 @@ from wds_pipes.core.importing import library
 from wds_pipes.errors import mended
 
 # Tags of TIFF.
-_BITS, _PHOTOMETRIC, _ORIENTATION, _EXTRA, _SAMPLE_FORMAT = 258, 262, 274, 338, 339
+_BITS, _PHOTOMETRIC, _ORIENTATION, _EXTRA, _SAMPLE_FORMAT, _PLANES = 258, 262, 274, 338, 339, 32997
 _REDUCED, _MASK = 1, 4  # kinds of pages that are no pictures of their own, such as thumbnails
 _UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
 _ALPHA = 2  # the extra sample of TIFF that is alpha, not multiplied with the colours
 _BLACK_IS_0, _RGB, _PALETTE, _CMYK, _YCBCR = 1, 2, 3, 5, 6
-_PNG_DEEP = (2, 4, 6)  # types of PNG with several samples
+_PNG_DEEP = {2: 3, 4: 2, 6: 4}  # types of PNG with several samples, and how many
 
 # The bits of the samples of a TIFF, their format, the extra samples and the colours that Pillow
 # keeps as they are.
@@ -100,7 +100,7 @@ def read_stored(data: bytes, image: Any, max_pixels: int, pages: str | None) -> 
         if image is None or pages or image.is_animated or not _kept(image):
             return _read_tiff(data, max_pixels, pages)
     elif is_deep_colour(data, image):
-        return _read_png(data)
+        return np.ascontiguousarray(_read_png(data)[..., : _PNG_DEEP[data[25]]])  # a transparent colour is no band
     _check_scale(image)
     array = np.array(image)
     if image.format == "PNG" and data[24] in (2, 4) and image.mode == "L":
@@ -120,7 +120,8 @@ def _kept(image: Any) -> bool:
     """Whether Pillow keeps the samples of a TIFF as they are."""
     formats = set(image.tag_v2.get(_SAMPLE_FORMAT, (_UNSIGNED,)))
     form = (_bits(image), formats.pop(), _extra(image))
-    return not formats and image.tag_v2.get(_PHOTOMETRIC) in _KEPT.get(form, ())
+    is_flat = not formats and image.tag_v2.get(_PLANES, 1) == 1
+    return is_flat and image.tag_v2.get(_PHOTOMETRIC) in _KEPT.get(form, ())
 
 
 def _check_scale(image: Any) -> None:

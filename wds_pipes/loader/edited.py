@@ -26,12 +26,12 @@ class Editable(NamedTuple):
     Attributes:
         plan: the plan of the pipeline as it was built.
         stage: this pipeline.
-        new_plan: returns the plan of an edited one.
+        new_plan: returns the plan of an edited one, also for another ``num_workers``.
     """
 
     plan: Plan
     stage: Stage[Any]
-    new_plan: Callable[[Stage[Any]], Plan]
+    new_plan: Callable[..., Plan]
 
 
 class Place(NamedTuple):

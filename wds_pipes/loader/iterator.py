@@ -17,7 +17,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from wds_pipes.core.counts import Lack, Network, error_of_nothing, leave_out, logger, warn_of_unmet
 from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
-from wds_pipes.core.stage import Stage
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
 from wds_pipes.loader.edited import Editable
@@ -179,6 +178,7 @@ class Progress:
         editable: what edits start from.
         plan: how epochs are divided.
         workers: what runs the lanes.
+        new_workers: returns the workers of a pipeline, also for another ``count``.
         ledger: the file to which each step appends a record; None: there is none.
         excluded: the keys of the samples that a loaded state leaves out.
         at: the position after the last returned batch; None: the beginning of ``epoch``.
@@ -202,10 +202,10 @@ class Progress:
     def __init__(
         self,
         editable: Editable,
-        new_workers: Callable[[Stage[Any]], Workers],
+        new_workers: Callable[..., Workers],
         ledger: LedgerFile | None = None,
     ) -> None:
-        self.editable, self._new_workers, self.ledger = editable, new_workers, ledger
+        self.editable, self.new_workers, self.ledger = editable, new_workers, ledger
         self.plan, self.workers = editable.plan, new_workers(editable.plan.stage)
         self.excluded: Keys = ()
         self.at: LoaderPosition | None = None
@@ -276,7 +276,7 @@ class Progress:
             self._replace("a state was loaded: continue with a new iter()")
         else:
             self.close("a state was loaded: continue with a new iter()")
-            self.plan, self.workers = plan, self._new_workers(plan.stage)
+            self.plan, self.workers = plan, self.new_workers(plan.stage)
         self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
 
     def begin_again(self) -> None:

@@ -131,7 +131,8 @@ class Lookup:
         self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
         self._pieces = lru_cache(64)(self._pieces_of)
         # of how many epochs the numbers of samples may differ from those of all later ones
-        self._unlike = 1 + max([len(self._partition.later), *(last - at.epoch for last, _ in self._root.grown)])
+        grown = self._root.epoch_order.grown
+        self._unlike = 1 + max([len(self._partition.later), *(last - at.epoch for last, _ in grown)])
 
     def samples(self, step: int, rank: int, *, keys: bool) -> list[PlannedSample]:
         """Return the samples of a batch: see ``PipeLoader.plan``."""

@@ -615,3 +615,14 @@ register_for_lightning(PipeLoader)
 def progress_of(loader: PipeLoader) -> Progress:
     """Return what a loader and its iterators share, for other modules of this package."""
     return loader._progress
+
+
+def with_workers(loader: PipeLoader, count: int) -> PipeLoader:
+    """Return a loader like another one, with another number of worker processes, at its first
+    batch, without a ledger.
+    """
+    other, progress = copy.copy(loader), loader._progress
+    _, stage, new_plan = progress.editable
+    new_plan = partial(new_plan, num_workers=count)
+    other._progress = Progress(Editable(new_plan(stage), stage, new_plan), partial(progress.new_workers, count=count))
+    return other

@@ -126,6 +126,7 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
 
 def read_names(option: str, fields: Iterable[str]) -> tuple[str, ...]:
     """Return all fields that a list such as ``["jpg;png", "cls"]`` names, as samples have them.
+    ``"txt?"`` is ``"txt"``: samples may lack all of these.
 
     Raises:
         TypeError: ``fields`` is not a list of names.
@@ -137,7 +138,7 @@ def read_names(option: str, fields: Iterable[str]) -> tuple[str, ...]:
     choices = read_choices(fields)
     if not choices:
         raise ValueError(f"{option} is empty: name at least one field")
-    return tuple(sorted({name.lower().lstrip(".") for names in choices for name in names}))
+    return tuple(sorted({name.lower().lstrip(".").removesuffix("?") for names in choices for name in names}))
 
 
 def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:

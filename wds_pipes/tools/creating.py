@@ -4,6 +4,7 @@ other formats: see ``sources`` and ``rows``.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -39,6 +40,7 @@ from wds_pipes.tools.files import (
     Problems,
     Record,
     add_labels,
+    file_of,
     folders_in,
     of_classes,
     of_directory,
@@ -130,8 +132,8 @@ def create(
 
     All that is wrong with the input is reported at once, before anything is written. Only rows of
     tables are read when they are written, a few at a time: unless there is an option that needs the
-    whole table first (``key``, ``files``, ``group``, ``shuffle``, ``split`` or ``values`` of
-    ``cls``), and then it is read into memory.
+    whole table first (``key`` and texts as ``values`` of ``cls``, of one file; ``files``,
+    ``group``, ``shuffle``, ``split``), and then it is read into memory.
 
     Args:
         source: a directory, a list, a table, or ``-`` for standard input. A list or a table of
@@ -184,7 +186,7 @@ def create(
         **{"--shuffle": shuffle is not None, "--split": split},
     }
     _check_options(kind, given)
-    if kind in _TABLES and _is_streamed(source, given):
+    if kind in _TABLES and _is_streamed(source, kind, given, running.storage_options):
         return _converted("create", kind, source, running, key=key, values=values, most=most, max_bytes=size)
     problems, storage_options = Problems(), running.storage_options
     if kind in _FOLDERS:
@@ -214,7 +216,7 @@ def _check_options(kind: str, given: Mapping[str, Any]) -> None:
         raise ValueError("--root is where the paths of --file begin: name the column of paths, as in --file COLUMN")
 
 
-def _is_streamed(source: str, given: Mapping[str, Any]) -> bool:
+def _is_streamed(source: str, kind: str, given: Mapping[str, Any], storage_options: StorageOptions) -> bool:
     """Whether the rows of a table are read when they are written, as those of several files are.
 
     Raises:
@@ -223,8 +225,16 @@ def _is_streamed(source: str, given: Mapping[str, Any]) -> bool:
     together = [option for option, value in given.items() if value and option in _TOGETHER]
     several = source != "-" and _may_be_several(source)
     if several and together:
-        raise ValueError(f"{together[0]} needs the whole table, and SOURCE may be several files: name one file")
-    return several or not (together or given["--key"] or LABEL in given["--value"] or source == "-")
+        raise ValueError(
+            f"{together[0]} needs the whole table, and SOURCE may be several files: name one file, or pass it to the "
+            "shards that are made without it, as in wds-pipes shuffle OLD NEW or wds-pipes split OLD NEW"
+        )
+    if several or together or given["--key"] or source == "-":
+        return several
+    label = given["--value"].get(LABEL)
+    if label is None or kind != "parquet":
+        return label is None
+    return label in Parquet().classes(Run(file_of(source, storage_options)), storage_options)
 
 
 def _of_folder(
@@ -291,7 +301,7 @@ def _guessed(source: str) -> str:
             f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples. If it has files to "
             "pack, or tars of files as ImageNet, pass --from files, or --from classes"
         )
-    name = source.partition("?")[0]
+    name = source.partition("?")[0].rstrip("*")
     refuse_part(name)
     ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
@@ -634,9 +644,10 @@ def _text(source: str, storage_options: StorageOptions, skip: int = 0) -> Iterat
             raise ValueError(f"{redact(source)} cannot be decompressed: {error}") from error
         raise ValueError(f"{redact(source)} is damaged, or was cut: {error}. Copy it again") from error
     except UnicodeDecodeError as error:
+        encoding = "UTF-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "CP1252"
         raise ValueError(
             f"{redact(source)} is not UTF-8 text ({error.reason}): save a list or table as UTF-8, as with iconv -f "
-            "UTF-16 -t UTF-8"
+            f"{encoding} -t UTF-8"
         ) from error
     finally:
         if not text.closed:  # as when the interpreter ends, and its reader was left half read
