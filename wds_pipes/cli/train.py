@@ -97,8 +97,8 @@ def doctor(*, what: tuple[str, ...], stats: Any, as_json: bool, **options: Any) 
     quotes, which are read without decoding; of those in a store, the time to the first byte and the
     rate over more and more connections are measured too. The pipeline runs as it is, with its
     workers, and once more in this process with a clock after each step. If more workers are the
-    change, it runs again with them. Processor time and waiting
-    are measured apart, so another load on the machine changes little.
+    change, it runs again with them. Processor time and waiting are measured apart, so another load
+    on the machine changes little.
 
     The limit is the rate or the latency of the storage, decompression, reading, decoding, a
     function of yours, collation, the transport of batches between processes, too few workers, fewer

@@ -130,7 +130,7 @@ def doctor(
             memory of the machine. None: there are only ``stats``.
         seconds: how long to measure, about. It ends 25 seconds later at the latest, and 10 more if
             it hangs.
-        max_samples: take at most about this many samples in each of the two runs; None: no limit.
+        max_samples: take at most about this many samples in each run; None: no limit.
         cores: how many processor cores the workers of this rank may use; None: all of the machine.
         needs: how many samples a second the training takes on this rank, if that is known.
         stats: what ``PipeLoader.stats_of_ranks`` returned in the training. They say whether a rank
