@@ -127,6 +127,57 @@ def test_no_folder_imports_one_above_it(folder):
             )
 
 
+# The modules of the plug-in that all commands may use. A name that changes there is also looked
+# for in tools/, cli/ and browse/.
+COMMANDS = ("tools", "cli", "browse")
+FACE = {
+    f"wds_pipes.{module}"
+    for module in (
+        *("errors", "stages", "tar", "codecs.table", "display.text"),
+        *("core.counts", "core.importing", "core.options", "core.order", "core.stream", "core.words"),
+        *("io.compression", "io.expand", "io.open", "io.outputs", "io.ranges", "io.threads", "io.urls", "io.versions"),
+        *("io.cache.files", "io.cache.shard_cache", "loader.pipe_loader", "stages.fields"),
+        *("tar.encoded", "tar.grouping", "tar.headers", "tar.index", "tar.indexing", "tar.keys", "tar.located"),
+        *("tar.reader", "tar.samples", "tar.stored", "tar.writer"),
+    )
+}
+# Some commands are about one part of the plug-in, and may use the modules of this part, too.
+STATES = "core.digest core.moved core.state"
+INSIDE = {
+    "browse.fields": "display.pictures",
+    "browse.pages": "display.pictures",
+    "tools.diagnosing": "core.chain core.stage datapipes io.remote.budget io.remote.queue loader.stats "
+    "loader.transport stages.threaded",
+    "tools.downloading": "io.locks",
+    "tools.looking": "codecs.codec codecs.images codecs.text",
+    "tools.reordering": "stages.proportions",
+    "tools.rewriting": "stages.decode_by_ext stages.map_samples",
+    "tools.states": f"{STATES} core.stage display.states loader.checkpoint_files loader.ledger_file loader.restoring",
+    "tools.training": STATES,
+}
+
+
+def used_of_plug_in(module):
+    """The modules of the plug-in that a module imports from, also inside functions."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = {name if name in MODULES else node.module for name in names}
+        else:
+            found = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+        yield from (name for name in found if name in MODULES and folder_of(name) not in ("", *COMMANDS))
+
+
+def test_the_commands_use_the_declared_face_of_the_plug_in():
+    used = {name: set(used_of_plug_in(name)) for name in MODULES if folder_of(name) in COMMANDS}
+    inside = {f"wds_pipes.{name}": {f"wds_pipes.{each}" for each in INSIDE[name].split()} for name in INSIDE}
+    for name, modules in used.items():
+        more = modules - FACE - inside.get(name, set())
+        assert not more, f"{name} imports from {sorted(more)}: use what a module of FACE has, or declare it there"
+    assert {name: modules & used[name] for name, modules in inside.items()} == inside, "no longer used"
+    assert set.union(*used.values()) >= FACE, f"no longer used: {sorted(FACE - set.union(*used.values()))}"
+
+
 def test_private_names_stay_in_their_files():
     for module in MODULES:
         for node in ast.walk(tree_of(module)):
@@ -139,6 +190,17 @@ STEPS = {functional_name(getattr(stages, name)): name for name in stages.__all__
 
 
 ASK = "asks which stage this is: let the stage say what you need to know, in wds_pipes.core, and ask for that, not for"
+
+
+def test_the_kinds_of_partitions_are_told_apart_where_they_are_made_only():
+    found = set()
+    for module in MODULES.keys() - {"wds_pipes.loader.ranges", "wds_pipes.loader.slices"}:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, (ast.Call, ast.Compare)):
+                kinds = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} & {"Ranges", "Slices"}
+                compares = isinstance(node, ast.Compare) or ast.unparse(node.func) == "isinstance"
+                found |= {(module, kind) for kind in kinds if compares}
+    assert not found
 
 
 def test_other_modules_know_no_stage():

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from wds_pipes.core.interrupts import end
+from wds_pipes.tools.interrupts import end
 
 
 def run() -> None:

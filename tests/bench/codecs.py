@@ -60,11 +60,11 @@ def _fields():
     packed = zstandard.ZstdCompressor().compress(text * 5)
     unpacker = zstandard.ZstdDecompressor()
     return [
-        ("npy", _saved(np.save, tokens), (), lambda data: np.load(io.BytesIO(data)), 0.25),
-        ("npz", _saved(np.savez, tokens=tokens), (), _load, 0.6),
+        ("npy", _saved(np.save, tokens), (), lambda data: np.load(io.BytesIO(data)), 0.15),
+        ("npz", _saved(np.savez, tokens=tokens), (), _load, 0.3),
         ("pt", _saved(lambda file: torch.save(torch.arange(512), file)), (), _torch, 1.25),
         ("png", _picture(), ("rgb8",), _pillow, 1.15),
-        ("safetensors", safetensors.torch.save({"tokens": torch.arange(512)}), (), safetensors.torch.load, None),
+        ("safetensors", safetensors.torch.save({"tokens": torch.arange(512)}), (), safetensors.torch.load, 1.8),
         ("json", text, (), json.loads, None),
         ("msgpack", msgpack.packb(record), (), msgpack.unpackb, None),
         ("cbor", cbor2.dumps(record), (), cbor2.loads, None),

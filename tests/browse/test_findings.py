@@ -1,4 +1,4 @@
-"""What ``verify`` finds in the shards that ``wds-pipes browse`` shows."""
+"""What ``verify`` finds in the shards that ``wds-pipes browse`` shows, and the names of classes."""
 
 from pathlib import Path
 
@@ -63,7 +63,23 @@ def test_what_verify_finds_is_shown_in_place(tmp_path):
     again = data[: 3 * 1024] + data[:1024] + data[3 * 1024 :]  # the first sample comes again after the third one
     Path(url).write_bytes(again)
     grid = found.page("shard-0-1.html")
-    assert "verify: 1 finding" in grid
+    assert '<details class="problem">\n<summary>verify: 1 finding</summary>' in grid
     assert "verify: sample" in grid
     assert "verify: 1 finding" in found.page("sample-0-0.html")
     assert "verify:" not in found.page("sample-0-1.html")
+
+
+@pytest.mark.parametrize(
+    ("classes", "names"),
+    [
+        (None, ["0", "7"]),
+        ('["cat", "dog"]', ["0 (cat)", "7"]),
+        ('{"0": "cat"}', ["0", "7"]),
+        ("no JSON", ["0", "7"]),
+    ],
+)
+def test_a_class_has_its_name_where_classes_json_says_it(classes, names, tmp_path):
+    if classes is not None:
+        (tmp_path / "classes.json").write_text(classes)
+    data = DataSet(make_shards(tmp_path, shards=1, samples=1, fields=("txt",)))
+    assert [data.class_named(0, label) for label in ("0", "7")] == names

@@ -63,6 +63,7 @@ def shards(tmp_path_factory):
         ("b.json", b'{"a": "<script>alert(1)</script>", "b": [1, 2]}'),
         ("b.svg", b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"),
         ("b.html", script),
+        ("b.txt", b"A long line. " * 300),
         ("b.pkl", b"\x80\x04N."),
         ("b.wav", ROWS["wav"].encode(wave)),
         ("b.npy", ROWS["npy"].encode(np.arange(600, dtype=np.float32).reshape(20, 30))),
@@ -70,6 +71,7 @@ def shards(tmp_path_factory):
         *((f"c.f{number:04d}", b"1") for number in range(200)),
     ]
     broken = put(folder / "broken.tar", Path(pictures[0]).read_bytes()[:30_000])
+    put(folder / "classes.json", b'["cat", "dog", "bird", "cow"]')
     return [*pictures, put(folder / "mixed.tar", tar(mixed, format=0)), broken]
 
 
@@ -172,12 +174,26 @@ def test_what_is_hostile_is_text_and_audio_plays(page, served):
     assert page.title() == "b"
 
 
+@on(WIDE, PHONE)
+def test_a_sample_has_its_pictures_first_the_name_of_its_class_and_long_text_folded(page, shards, served):
+    page.goto(f"{served}sample-0-2.html")
+    assert page.locator(".fields > div").nth(0).get_by_role("heading").all_inner_texts() == ["jpg"]
+    assert page.locator(".fields > div").nth(1).get_by_role("heading").all_inner_texts() == ["cls", "txt"]
+    assert page.get_by_text("2 (bird)").is_visible()
+    page.goto(f"{served}sample-1-1.html")
+    text = page.get_by_text("A long line. A long line.").last
+    assert not text.is_visible()
+    page.get_by_text("All 3,900 characters").click()
+    assert text.is_visible()
+
+
 @on(PHONE)
 def test_histograms(page, served):
     page.goto(served)
     page.get_by_role("link", name="Histograms").click()
     page.wait_for_url("**/histograms.html")
     assert page.get_by_role("meter", name="120").count() == 1
+    assert page.get_by_role("meter", name="2 (bird)").count() == 1
 
 
 @pytest.mark.parametrize(

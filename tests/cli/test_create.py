@@ -407,6 +407,7 @@ def test_all_problems_are_told_at_once(tmp_path):
         (".", "", ["--from", "tsv"], ["there is no file *.tsv in"]),
         ("a.csv", "x", ["--from", "files"], ["is a file, and --from files reads a directory"]),
         ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
+        ("t.csv", "id;v\n1;Käse\n".encode("cp1252"), [], ["is not UTF-8 text", "iconv -f CP1252 -t UTF-8"]),
         ("t.tsv", b"\xfe\xff" + "id\tv\n".encode("utf-16-be"), [], ["iconv -f UTF-16 -t UTF-8"]),
         ("t.csv", 'id,v\n1,a\n2,b\n3,"x"y\n4,d\n', [], ["line 4 of", "is no CSV"]),
         ("t.tsv", 'id\tv\n1\ta\n\n\n2\t"x"y\n', [], ["line 5 of", "is no TSV"]),

@@ -1,5 +1,6 @@
 """Lists and indexes in a store are requested by one rank for all, and by each where that fails."""
 
+import contextlib
 import os
 
 import pytest
@@ -53,6 +54,31 @@ def test_a_list_that_rank_0_does_not_make_is_made_by_each(in_store):
     first, *others = on_ranks(3, list_without_rank_0, in_store.url, in_store.storage_options)
     assert first is None
     assert others == [list_all(0, 1, in_store.url, in_store.storage_options)] * 2
+
+
+def list_in_chunks(rank, ranks, url, options):
+    once._CHUNK = 100
+    return list_all(rank, ranks, url, options)
+
+
+def test_a_result_comes_in_chunks(in_store):
+    expected = list_all(0, 1, in_store.url, in_store.storage_options)
+    before = len(in_store.faults.stats())
+    assert on_ranks(3, list_in_chunks, in_store.url, in_store.storage_options) == [expected] * 3
+    assert len(in_store.faults.stats()) - before <= 1.1 * before
+
+
+def list_with_a_rank_0_that_stops(rank, ranks, url, options):
+    once.TIMEOUT_SECONDS = 0.2
+    if rank == 0:
+        once.zlib = None  # it fails after it has said how many chunks come
+    with pytest.raises(AttributeError) if rank == 0 else contextlib.nullcontext():
+        return list_all(rank, ranks, url, options)
+
+
+def test_what_rank_0_begins_and_does_not_end_is_requested_by_each(in_store):
+    expected = list_all(0, 1, in_store.url, in_store.storage_options)
+    assert on_ranks(3, list_with_a_rank_0_that_stops, in_store.url, in_store.storage_options)[1:] == [expected] * 2
 
 
 def list_what_is_not_there(rank, ranks, url, options):

@@ -63,7 +63,7 @@ def test_a_loader_of_shards_alone(counted):
     [
         (
             lambda urls: decoded(urls, samples_per_shard=None),
-            "the samples of the shards are not counted: pass ShardList(index=...), which wds-pipes index SHARDS -o",
+            "the samples of the shards are not counted: pass ShardList(index=...) the index.json that wds-pipes create",
         ),
         (
             lambda urls: source(urls).open_shards().load_tar(),

@@ -72,5 +72,5 @@ def test_the_slowest_rank_in_words():
     assert wp.describe_stats(ranks) == (
         "The limit is rank 1, which waits for data 41% of its time, and the others 2%; its workers spend 65% of their "
         "time on waiting for bytes of a store, and theirs 0%. Look at the host of rank 1, and compare its network and "
-        "its cache with those of the others. All ranks make up to 1.6 times as many steps."
+        "its cache with those of the others. All ranks wait for it, and make more steps without that."
     )

@@ -297,6 +297,7 @@ MANY = "[" * 100_000
         (b'{"shardlist": [{"url": "x-0.tar"}]}', "nsamples of 'x-0.tar' is None"),
         (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "filesize": "big"}]}', "filesize of 'x-0.tar' is 'big'"),
         (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "md5sum": "abc"}]}', "not 32 hexadecimal digits"),
+        (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "md5sum": 1%b}]}' % (b"0" * 31), "not 32 hexadecimal"),
         (
             b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1}, {"url": "./x-0.tar", "nsamples": 2}]}',
             "says two things of shard",

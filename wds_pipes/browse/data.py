@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from functools import partial
 from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,10 +23,11 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import Version, version_of
-from wds_pipes.tar.index import Facts, MissingIndexError, ShardFacts, find_facts, list_shards
+from wds_pipes.tar.index import Facts, MissingIndexError, ShardFacts, find_facts, folder_of, list_shards
 from wds_pipes.tar.located import ShardOffsets
 from wds_pipes.tar.reader import pass_link
 from wds_pipes.tar.samples import AFTER
+from wds_pipes.tools.outputs import common_classes
 from wds_pipes.tools.reading import Found, Member, ShardWalk, is_stream, size_of
 from wds_pipes.tools.verifying import Finding, VerifyReport, verify
 
@@ -230,6 +233,7 @@ class DataSet:
         self._counts: dict[tuple[int, Version], int] = {}
         self._seen: dict[int, Version] = {}  # the versions of which the indexes were read
         self._reports: dict[tuple[int, Version], VerifyReport] = {}
+        self._classes: dict[str, list[str]] = {}  # by folder
         self._lock = threading.Lock()  # of the starts and the counts
 
     def check(self) -> None:
@@ -270,6 +274,20 @@ class DataSet:
         """Return the size of a shard in bytes; None: it is not known."""
         known = ShardFacts() if self._facts is None else self._facts[shard]
         return size_of(self.shards[shard], known, self._options)
+
+    def class_named(self, shard: int, label: str) -> str:
+        """Return a label in ``cls`` with the name of its class, if ``classes.json`` beside the
+        shards, as ``create`` writes it, says it and has come within a second; else the label.
+        """
+        url = self.shards[shard]
+        folder = folder_of(url)
+        if folder not in self._classes:
+            read = partial(common_classes, [url], self._options)
+            for content in self.soon({("classes", folder): read}).values():
+                self._remember(self._classes, folder, list(map(str, json.loads(content or b"[]"))))
+        names = self._classes.get(folder, [])
+        number = int(label) if label.isascii() and label.isdecimal() and len(label) < 16 else len(names)
+        return f"{label} ({names[number]})" if number < len(names) else label
 
     def report(self, shard: int, *, now: bool = False) -> VerifyReport | None:
         """Return what ``verify`` finds in a shard, without decoding its fields; None: it was not

@@ -23,6 +23,7 @@ from wds_pipes.display.text import shown as in_words
 from wds_pipes.errors import for_commands
 from wds_pipes.io.compression import unreadable
 from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tools.files import LABEL
 from wds_pipes.tools.looking import Decoders, Describer
 from wds_pipes.tools.reading import Found, Member
 
@@ -122,6 +123,8 @@ class Fields:
             if described.text != found.size:  # it says why it was not decoded
                 return found._replace(text="", problem=described.text)
             return found._replace(text=_text_of(data[: 4 * _TEXT[self._side]], described.text)[: _TEXT[self._side]])
+        if member.field == LABEL and described.kind == "integer":
+            return found._replace(text=cut(self._view.data.class_named(self._view.shard, found.text), MOST_NAME))
         if described.kind in ("text", "integer", "number") and self._side == SMALL:
             return found
         return self._decoded(found, member.field, data)

@@ -7,7 +7,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.display.text import cut
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.tools.files import LABEL
 from wds_pipes.tools.looking import Decoders, image_header
 
 SAMPLES = 512  # that are drawn
@@ -109,12 +110,12 @@ class Seen:
         self._values.setdefault(place, []).append(value if is_number else cut(str(value), _MOST_LABEL))
         return True
 
-    def histograms(self) -> list[Histogram]:
+    def histograms(self, named: Callable[[str], str] = str) -> list[Histogram]:
         """Return the histograms of the most samples, at most 64: labels and values first, and the
-        sizes of fields last.
+        sizes of fields last. ``named`` adds the name of its class to a label in ``cls``.
         """
         found = [
-            Histogram(field, what, bars, len(values))
+            Histogram(field, what, {named(bar): bars[bar] for bar in bars} if field == LABEL else bars, len(values))
             for (field, what), values in self._values.items()
             if (bars := _bars(what, values))
         ]
@@ -236,6 +237,7 @@ def add_histograms(pages: Pages) -> None:
         last.clear()
         if not seen.problem:
             last[number] = part, seen
-        return pages.render("histograms.html", number=number, part=part, seen=seen, histograms=seen.histograms())
+        found = seen.histograms(lambda label: pages.data.class_named(0, label))
+        return pages.render("histograms.html", number=number, part=part, seen=seen, histograms=found)
 
     pages.add(r"histograms\.html", page, "Histograms")

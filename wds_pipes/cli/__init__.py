@@ -8,9 +8,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from wds_pipes.cli.options import example, in_one_line
-from wds_pipes.core.interrupts import interruptible
 from wds_pipes.core.words import plain
 from wds_pipes.io.urls import hide
+from wds_pipes.tools.interrupts import interruptible
 
 # The commands by what they are for: where each is, and what the list of commands says of it. A
 # command is imported when it is called, so that this list and TAB take little time.

@@ -13,8 +13,8 @@ from wds_pipes.browse.histograms import add_histograms
 from wds_pipes.browse.pages import Pages, export
 from wds_pipes.cli.options import echo, example, key_split, storage_options
 from wds_pipes.core.importing import library
-from wds_pipes.core.interrupts import end
 from wds_pipes.core.words import plural
+from wds_pipes.tools.interrupts import end
 
 
 @click.command(epilog=example("wds-pipes browse 'train-*.tar'\nwds-pipes browse s3://bucket/train/index.json --open"))

@@ -27,7 +27,6 @@ import click
 from click.core import ParameterSource
 
 from wds_pipes.core.counts import NothingKeptError
-from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.words import plain, plain_json
 from wds_pipes.errors import (
     ShardError,
@@ -37,6 +36,7 @@ from wds_pipes.errors import (
     for_commands,
     how_to_repair,
 )
+from wds_pipes.tools.interrupts import Terminated
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE, CLOSED = 1, 2, 141
@@ -118,11 +118,11 @@ as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON
 progress = click.option(
     "--progress/--no-progress",
     default=None,
-    # None: a line each 30 seconds
+    # None: a line each minute
     callback=lambda context, option, value: (
         (sys.stderr.isatty() and find_spec("tqdm") is not None) or None if value is None else value
     ),
-    help="Show a progress bar; needs tqdm.  [default: on a terminal; elsewhere a line each 30 s]",
+    help="Show a progress bar; needs tqdm.  [default: on a terminal; elsewhere a line each minute]",
 )
 
 

@@ -90,14 +90,15 @@ def demo(**options: Any) -> None:
 @as_json
 @storage_options
 def doctor(*, what: tuple[str, ...], stats: Any, as_json: bool, **options: Any) -> None:
-    """Run a pipeline, and report what limits it, what to change, and what that would bring.
+    """Run a pipeline, and report what limits it and what to change.
 
     MODULE:FUNCTION names a function without arguments that returns the PipeLoader of the training;
     the module may be a file in the current directory. URLS are shards, with {000..011} or * in
     quotes, which are read without decoding; of those in a store, the time to the first byte and the
     rate over more and more connections are measured too. The pipeline runs as it is, with its
-    workers, and once more in this process with a clock after each step. Processor time and waiting
-    are measured apart, so another load on the machine changes little.
+    workers, and once more in this process with a clock after each step. If more workers are the
+    change, it runs again with them. Processor time and waiting are measured apart, so another load
+    on the machine changes little.
 
     The limit is the rate or the latency of the storage, decompression, reading, decoding, a
     function of yours, collation, the transport of batches between processes, too few workers, fewer

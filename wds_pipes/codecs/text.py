@@ -26,19 +26,6 @@ def encode_text(value: Any) -> bytes:
     return value.encode("utf-8")
 
 
-def exact_integer(data: bytes) -> int | None:
-    """The integer of 64 bits that is written as these bytes; None: they are another form of one,
-    such as ``007``, or none.
-    """
-    if len(data) > len(str(-(1 << 63))):
-        return None
-    try:
-        number = int(data)
-    except ValueError:
-        return None
-    return number if str(number).encode() == data and -(1 << 63) <= number < 1 << 63 else None
-
-
 def encode_integer(value: Any) -> bytes:
     """Encode an int, a text that is read as one, or an array or tensor without dimensions."""
     if isinstance(value, str):
@@ -69,10 +56,12 @@ def _orjson() -> Any:
         return None
 
 
-def decode_json(data: bytes) -> Any:
-    """Decode an object, to the same values with and without ``orjson``."""
+def decode_json(data: bytes, *, exact: bool = True) -> Any:
+    """Decode an object, to the same values with and without ``orjson``; without ``exact``, integers
+    of more than 19 digits may be floats.
+    """
     library = _orjson()
-    if library is None or _LONG in data.translate(_AS_ZERO):
+    if library is None or (exact and _LONG in data.translate(_AS_ZERO)):
         return json.loads(data)
     try:
         return library.loads(data)

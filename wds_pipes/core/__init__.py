@@ -11,6 +11,6 @@
   again in an epoch, and ``lane`` says which part of an epoch a chain yields, with its ranges of
   shards.
 - ``order`` has all random functions, ``digest`` the digest of a set of samples. ``hosts`` knows the
-  frameworks that pipelines are written in. ``options`` and ``words`` serve messages,
-  ``importing`` the import of optional packages, and ``interrupts`` Ctrl-C in a command.
+  frameworks that pipelines are written in. ``options`` and ``words`` serve messages, and
+  ``importing`` the import of optional packages.
 """

@@ -32,6 +32,7 @@ from wds_pipes.core.graph import GraphStep, graph_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stage import (
     Ended,
+    Limited,
     Mark,
     Out,
     Reports,
@@ -201,7 +202,7 @@ class Chain:
                     counts[name] = counts[name] if expanded else value
                 elif value:
                     counts[name] = counts.get(name, 0) + value
-                    if isinstance(step, Reports) and step.limited is not None and name == step.counter:
+                    if isinstance(step, Limited) and step.limited is not None and name == step.counter:
                         counts[step.limited] = counts.get(step.limited, 0) + value
             if step is self._composite:
                 inner = self._composite.counts_in(own, self._composite.parts_of(before))

@@ -29,7 +29,7 @@ class Recipe(NamedTuple):
             change.
         weight: of one of these chains, its weight as text.
         changed: the user declared that the weights or the sources of the mix have changed.
-        grown: see ``Source``.
+        grown: see ``Order``.
     """
 
     seed: int
@@ -70,7 +70,7 @@ class Recipe(NamedTuple):
             sources=sources,
             without=without,
             changed=changed,
-            grown=root.grown,
+            grown=root.epoch_order.grown,
         )
 
     @property

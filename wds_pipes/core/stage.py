@@ -539,12 +539,7 @@ class Reports:
         held_items: about how many items it holds.
         opened: how many of the ranges of its lane had been begun when it took what it yields now;
             None: as many as its source has begun.
-        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
-        counter: the field of ``At`` with this count.
     """
-
-    limited: str | None = None
-    counter: ClassVar[str] = "skipped"
 
     @property
     def network(self) -> Network:
@@ -569,6 +564,18 @@ class Reports:
         return before
 
 
+class Limited:
+    """A stage that counts what ``max_errors`` limits.
+
+    Attributes:
+        limited: the name of this count among the counts of a chain; None if there is no limit.
+        counter: the field of ``At`` with this count.
+    """
+
+    limited: str | None = None
+    counter: ClassVar[str] = "skipped"
+
+
 class Order:
     """What is known of the epochs of a source without reading them. A source that knows something
     derives from this, too.
@@ -578,11 +585,14 @@ class Order:
             lists.
         sticky: whether a lane keeps its shards from epoch to epoch.
         is_global: whether the source can yield any slice of one order of an epoch: see ``Slice``.
+        grown: the last epochs that have fewer shards than the list, each with the number of its
+            shards, which are the first ones of the list.
     """
 
     divides_shards: ClassVar[bool] = False
     sticky: bool = False
     is_global: ClassVar[bool] = False
+    grown: Grown = ()
 
     @property
     def epoch_order(self) -> Order:
@@ -663,15 +673,12 @@ class Source(Reports, Stage[Out]):
         counts_epochs: whether it reads from something that counts epochs itself: then only a mark
             says where an epoch begins.
         branches: the chains that it mixes, by name.
-        grown: the last epochs that have fewer shards than the list, each with the number of its
-            shards, which are the first ones of the list.
     """
 
     keeps_count = True
     scope = "item"
     divides: ClassVar[bool] = False
     counts_epochs: bool = False
-    grown: Grown = ()
     seed: int = 0
     seed_given: bool = False
     context: Context

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.stage import Out, Reports, Source, Stage, functional_name
+from wds_pipes.core.stage import Limited, Out, Reports, Source, Stage, functional_name
 from wds_pipes.errors import SampleError, WdsError, causes
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
@@ -23,7 +23,7 @@ _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 OnError = str | Mapping[type[BaseException], str] | Callable[[Exception], str]
 
 
-class Tolerant(Reports, Stage[Out]):
+class Tolerant(Limited, Reports, Stage[Out]):
     """A stage that can meet bad data: ``on_error`` says which errors to raise, and which to skip:
     to count, and to continue, up to ``max_errors``. ``"skip"`` raises what is not the fault of one
     shard or sample: see ``is_of_data``.

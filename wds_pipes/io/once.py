@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 10.0  # how long a rank waits for rank 0 to begin, from then on
 TIMEOUT_SECONDS = 120.0  # how long it waits for the result
-_CHUNK = 1 << 23  # bytes of a value in the store
+_CHUNK = 1 << 23  # bytes of a value that are compressed and stored at a time
 _OWN = ("file", "local", "memory", "pipe")  # protocols of what each process has by itself
 
 _turns: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
@@ -55,17 +55,16 @@ def once(what: str, url: str, request: Callable[[], T]) -> T:
         result = _taken(store, place, ranks)
         if result is None:
             logger.info("rank %d requests %s %s by itself: rank 0 has not", rank, what, redact(url))
-        return request() if result is None else pickle.loads(zlib.decompress(result))
+        return request() if result is None else pickle.loads(result)
     store.set(f"{place}/begun", "")
-    chunks = list[bytes]()
+    data = b""
     try:
         value = request()
-        data = zlib.compress(pickle.dumps(value), 1)
-        chunks = [data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)]
-        for number, chunk in enumerate(chunks):
-            store.set(f"{place}/{number}", chunk)
+        data = pickle.dumps(value)
     finally:  # after an error, the others see it for themselves
-        store.set(f"{place}/chunks", str(len(chunks)))
+        store.set(f"{place}/chunks", str(-(-len(data) // _CHUNK)))
+    for number, start in enumerate(range(0, len(data), _CHUNK)):  # the others take one while the next is compressed
+        store.set(f"{place}/{number}", zlib.compress(data[start : start + _CHUNK], 1))
     return value
 
 
@@ -79,12 +78,17 @@ def _store() -> tuple[Any, int, int] | None:
     return dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
 
 
-def _taken(store: Any, place: str, ranks: int) -> bytes | None:
+def _taken(store: Any, place: str, ranks: int) -> bytearray | None:
     """Return the result of rank 0; None: it has none, or not in time. The last rank removes it."""
     chunks = 0
     if _is_there(store, f"{place}/begun", PATIENCE_SECONDS) and _is_there(store, f"{place}/chunks", TIMEOUT_SECONDS):
         chunks = int(store.get(f"{place}/chunks"))
-    data = b"".join(store.get(f"{place}/{number}") for number in range(chunks))
+    data = bytearray()
+    for number in range(chunks):
+        if not _is_there(store, f"{place}/{number}", TIMEOUT_SECONDS):
+            data.clear()
+            break
+        data += zlib.decompress(store.get(f"{place}/{number}"))
     if store.add(f"{place}/taken", 1) == ranks - 1:
         for number in range(chunks):
             store.delete_key(f"{place}/{number}")

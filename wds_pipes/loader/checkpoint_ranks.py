@@ -35,7 +35,7 @@ from wds_pipes.loader.checkpoint_files import (
     step_directory,
     written_since,
 )
-from wds_pipes.loader.edited import Place, find_place
+from wds_pipes.loader.edited import Continuation, find_continuation
 from wds_pipes.loader.meetings import exchange
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.ranks import note, noted
@@ -232,14 +232,14 @@ def gather_states(loader: PipeLoader, group: Any, what: str, timeout_seconds: fl
     return with_shared(apart)
 
 
-def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Place:
+def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Continuation:
     """Return the place from which a loader continues after loading the states of all ranks.
 
     ``where`` says, for messages, where the states are from.
     """
     try:
         progress = progress_of(loader)
-        return find_place(progress.editable, states, edits or Edits(), progress.excluded)
+        return find_continuation(progress.editable, states, edits or Edits(), progress.excluded)
     except StateError as error:
         raise StateError(f"cannot load {where}: {error}") from error
 

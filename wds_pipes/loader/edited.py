@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.chain import PARTS, POSITION, Chain
@@ -11,7 +10,6 @@ from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import Saved
 from wds_pipes.errors import StateError
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.restoring import of_rank, restore
 from wds_pipes.loader.slices import Slices
 from wds_pipes.stages.edits import Edition, Edits, Keys, place_of_exclusion
@@ -26,15 +24,15 @@ class Editable(NamedTuple):
     Attributes:
         plan: the plan of the pipeline as it was built.
         stage: this pipeline.
-        new_plan: returns the plan of an edited one.
+        new_plan: returns the plan of an edited one, also for another ``num_workers``.
     """
 
     plan: Plan
     stage: Stage[Any]
-    new_plan: Callable[[Stage[Any]], Plan]
+    new_plan: Callable[..., Plan]
 
 
-class Place(NamedTuple):
+class Continuation(NamedTuple):
     """Where a loader continues.
 
     Attributes:
@@ -48,7 +46,7 @@ class Place(NamedTuple):
     excluded: Keys
 
 
-def find_place(editable: Editable, state: State | list[State], edits: Edits, held: Keys) -> Place:
+def find_continuation(editable: Editable, state: State | list[State], edits: Edits, held: Keys) -> Continuation:
     """Return where this rank continues from a state, with edits; ``held`` are the keys of the
     samples that an earlier call left out.
 
@@ -58,17 +56,17 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
     plan, stage, new_plan = editable
     if isinstance(state, (list, tuple)):
         state = of_rank(list(state), plan, edits.moved or plan.recipe.data.moved)
-    edition = Edition(stage, state, edits, held, in_order=plan.kind is Slices)
+    edition = Edition(stage, state, edits, held, in_order=plan.kind.in_order)
     if not edition.changes:
-        return Place(restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
+        return Continuation(restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
     then = new_plan(edition.then)
     at = restore(then, state, moved=edits.moved, changed=edits.changed)
     now = new_plan(edition.now(None if at.begins else _last_begun(edition.saved)))
     if at.begins:  # it may have other samples
         at = _beginning(at, now)
     elif len(edition.keys) > edition.known:
-        at = _without_places(at, then, now, edition.saved) if plan.kind is Slices else _with_exclusion(at, then, now)
-    return Place(at, now, edition.keys)
+        at = _without_places(at, then, now, edition.saved) if plan.kind.in_order else _with_exclusion(at, then, now)
+    return Continuation(at, now, edition.keys)
 
 
 def _last_begun(saved: Saved) -> int:
@@ -106,7 +104,6 @@ def _without_places(at: LoaderPosition, then: Plan, now: Plan, saved: Saved) -> 
 
 def _with_exclusion(at: LoaderPosition, then: Plan, now: Plan) -> LoaderPosition:
     """Return a position of a pipeline as that of the pipeline with ``ExcludeSamples`` in it."""
-    assert isinstance(at.partition, Ranges)
     outer, inner = place_of_exclusion(now.chain), place_of_exclusion(now.terms.inner)
 
     def longer(position: Position | None, chain: Chain, place: int | None) -> Position | None:
@@ -119,15 +116,5 @@ def _with_exclusion(at: LoaderPosition, then: Plan, now: Plan) -> LoaderPosition
         if longer(lane["position"], now.chain, outer) is not None:
             for part in lane["position"][0].get(PARTS, []):
                 longer(part.get(POSITION), now.terms.inner, inner)
-    partitions = [
-        replace(
-            one,
-            remainders=tuple(
-                segment._replace(position=longer(segment.position and [*segment.position], now.terms.inner, inner))
-                for segment in one.remainders
-            ),
-        )
-        for one in (at.partition, *at.partition.later)
-    ]
-    partition = replace(partitions[0], later=tuple(partitions[1:]))
+    partition = at.partition.with_positions(lambda position: longer(position, now.terms.inner, inner))
     return at._replace(partition=partition, lanes=now.lanes_of(lanes))

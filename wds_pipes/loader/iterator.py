@@ -17,16 +17,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from wds_pipes.core.counts import Lack, Network, error_of_nothing, leave_out, logger, warn_of_unmet
 from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
-from wds_pipes.core.stage import Stage
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
 from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import BEGINNING, LaneAt, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.ranks import is_compared
-from wds_pipes.loader.slices import Partition, Slices
+from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.worker import Begin, Result
 from wds_pipes.loader.workers import Workers
@@ -179,6 +177,7 @@ class Progress:
         editable: what edits start from.
         plan: how epochs are divided.
         workers: what runs the lanes.
+        new_workers: returns the workers of a pipeline, also for another ``count``.
         ledger: the file to which each step appends a record; None: there is none.
         excluded: the keys of the samples that a loaded state leaves out.
         at: the position after the last returned batch; None: the beginning of ``epoch``.
@@ -202,10 +201,10 @@ class Progress:
     def __init__(
         self,
         editable: Editable,
-        new_workers: Callable[[Stage[Any]], Workers],
+        new_workers: Callable[..., Workers],
         ledger: LedgerFile | None = None,
     ) -> None:
-        self.editable, self._new_workers, self.ledger = editable, new_workers, ledger
+        self.editable, self.new_workers, self.ledger = editable, new_workers, ledger
         self.plan, self.workers = editable.plan, new_workers(editable.plan.stage)
         self.excluded: Keys = ()
         self.at: LoaderPosition | None = None
@@ -269,14 +268,14 @@ class Progress:
 
     def go_to(self, at: LoaderPosition, plan: Plan | None = None, excluded: Keys | None = None) -> None:
         """Make the next iteration continue from a position, which may be of an edited pipeline: see
-        ``wds_pipes.loader.edited.Place``.
+        ``wds_pipes.loader.edited.Continuation``.
         """
         self.excluded = self.excluded if excluded is None else excluded
         if plan is None or plan is self.plan:
             self._replace("a state was loaded: continue with a new iter()")
         else:
             self.close("a state was loaded: continue with a new iter()")
-            self.plan, self.workers = plan, self._new_workers(plan.stage)
+            self.plan, self.workers = plan, self.new_workers(plan.stage)
         self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
 
     def begin_again(self) -> None:
@@ -294,8 +293,7 @@ class Progress:
                 f"skip(batches={batches}) would leave nothing of epoch {at.epoch}, of which this rank has "
                 f"{plural(left, 'batch')} left: pass fewer, or leave the epoch out with set_epoch({at.epoch + 1})"
             )
-        if isinstance(at.partition, Slices):
-            partition = at.partition.after_skip(batches, plan.states(at), at.epoch, plan.terms)
+        if (partition := at.partition.after_skip(batches, plan.states(at), at.epoch, plan.terms)) is not None:
             digests = {number: of_counts(plan.counts_of(number, lane)) for number, lane in at.lanes.items()}
             lanes = {number: BEGINNING._replace(extra=as_counts(digest)) for number, digest in digests.items()}
             self.go_to(at._replace(partition=partition, lanes=lanes, step=at.step + batches))
@@ -377,7 +375,7 @@ class Progress:
     def commit_end(self, run: Run, at: LoaderPosition) -> None:
         """Adopt the position at the end of a run, or of its lanes that have ended."""
         self.at = at
-        if not run.waiting and self.plan.rank.of == 1 and self.plan.kind is Ranges:
+        if not run.waiting and self.plan.rank.of == 1 and not self.plan.kind.in_order:
             warn_of_unmet(self.excluded, run.lack, at.epoch, whole=run.whole)
 
     def is_past(self) -> bool:

@@ -87,8 +87,9 @@ def why_uncounted(stage: Stage[Any], *, repeats: bool = False) -> str | None:
         return changes
     if Chain(stage).root.epoch_order.sample_counts is None:
         return (
-            "the samples of the shards are not counted: pass ShardList(index=...), which "
-            "wds-pipes index SHARDS -o index.json writes, or samples_per_shard=, a number or a list of them"
+            "the samples of the shards are not counted: pass ShardList(index=...) the index.json that wds-pipes "
+            "create wrote beside the shards, or one that wds-pipes index SHARDS -o index.json writes; or pass "
+            "samples_per_shard=, a number or a list of them"
         )
     return None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from wds_pipes.core.lane import Lane, ShardRanges, Slice
+from wds_pipes.core.lane import Lane, ShardRanges
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Reorders, Stage, functional_name, is_built_in
 from wds_pipes.core.state import MOST
@@ -27,7 +27,6 @@ from wds_pipes.loader.partition import LaneAt, in_turns
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.segments import Segments
-from wds_pipes.loader.slices import Slices
 from wds_pipes.stages.shard_source import ShardSource
 
 if TYPE_CHECKING:
@@ -131,7 +130,8 @@ class Lookup:
         self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
         self._pieces = lru_cache(64)(self._pieces_of)
         # of how many epochs the numbers of samples may differ from those of all later ones
-        self._unlike = 1 + max([len(self._partition.later), *(last - at.epoch for last, _ in self._root.grown)])
+        grown = self._root.epoch_order.grown
+        self._unlike = 1 + max([len(self._partition.later), *(last - at.epoch for last, _ in grown)])
 
     def samples(self, step: int, rank: int, *, keys: bool) -> list[PlannedSample]:
         """Return the samples of a batch: see ``PipeLoader.plan``."""
@@ -264,11 +264,11 @@ class Lookup:
 
     def _samples(self, lane: int, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """Yield the samples of a run of the stream of a lane, as ``_batch`` does."""
-        if isinstance(self._partition, Slices):
-            part = self._partition.lane(lane, self._root, self._at.epoch)
-            places = np.array([cast("Slice", part.slice).place(taken) for taken in range(start, stop)], np.int64)
+        part, total = self._partition.lane(lane, self._root, self._at.epoch), self._root.epoch_order.samples_in
+        if part.slice is not None:
+            places = np.array([part.slice.place(taken) for taken in range(start, stop)], np.int64)
             shards, numbers = self._root.of_slice(places, part)
-            yield from zip(shards.tolist(), numbers.tolist(), (places >= self._partition.total).tolist(), strict=True)
+            yield from zip(shards.tolist(), numbers.tolist(), (places >= total(part.epoch)).tolist(), strict=True)
             return
         while start < stop:
             piece, inside = self._piece_at(lane, start)
@@ -325,16 +325,16 @@ class Lookup:
 
     def _places_of(self, shard: int, number: int, ahead: int) -> Iterator[tuple[int, int]]:
         """Yield the lanes that have a sample, and its places in their streams."""
-        partition, whole = self._partition, Lane(self._root.seed, self._at.epoch + ahead)
-        if isinstance(partition, Slices):
+        whole = self._partition.lane(0, self._root, self._at.epoch + ahead)
+        if (part := whole.slice) is not None:
             for place in self._root.places_in(shard, number, whole):
-                batch, inside = divmod(place - partition.place, partition.size)
+                batch, inside = divmod(place - part.start, part.size)
                 if batch >= 0:
-                    turn, lane = divmod(batch, partition.lanes)
-                    yield lane, turn * partition.size + inside
+                    turn, lane = divmod(batch, part.of)
+                    yield lane, turn * part.size + inside
             return
         found = self._root.in_ranges(shard, number, whole)
-        for lane in range(partition.lanes):
+        for lane in range(whole.of):
             begin = self._before(lane, ahead)
             for piece in self._pieces(lane, ahead):
                 for place in self._in_piece(piece, found):

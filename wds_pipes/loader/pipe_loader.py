@@ -29,7 +29,7 @@ from wds_pipes.core.options import check_count, check_seconds, checks_options
 from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.display import graph
-from wds_pipes.loader.edited import Editable, find_place
+from wds_pipes.loader.edited import Editable, find_continuation
 from wds_pipes.loader.in_trainers import loader_of_accelerate, no_dataset, register_for_lightning
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
@@ -399,7 +399,7 @@ class PipeLoader:
                 then.
         """
         edits = Edits(moved, exclude, added, mix)
-        self._progress.go_to(*find_place(self._progress.editable, state, edits, self._progress.excluded))
+        self._progress.go_to(*find_continuation(self._progress.editable, state, edits, self._progress.excluded))
         at = self._progress.position
         self._progress.loaded = at.partition if at.step else None
 
@@ -615,3 +615,14 @@ register_for_lightning(PipeLoader)
 def progress_of(loader: PipeLoader) -> Progress:
     """Return what a loader and its iterators share, for other modules of this package."""
     return loader._progress
+
+
+def with_workers(loader: PipeLoader, count: int) -> PipeLoader:
+    """Return a loader like another one, with another number of worker processes, at its first
+    batch, without a ledger.
+    """
+    other, progress = copy.copy(loader), loader._progress
+    _, stage, new_plan = progress.editable
+    new_plan = partial(new_plan, num_workers=count)
+    other._progress = Progress(Editable(new_plan(stage), stage, new_plan), partial(progress.new_workers, count=count))
+    return other

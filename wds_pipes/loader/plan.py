@@ -150,7 +150,9 @@ class Plan:
         self._counted: dict[int, tuple[LaneAt, dict[str, int]]] = {}
         self._packed: dict[int, tuple[LaneAt, bytes]] = {}
         self.parts, self.drop_last = parts, drop_last
-        self.elastic = isinstance(lanes, str) and check_choice("lanes", lanes, "elastic") == "elastic"
+        if isinstance(lanes, str) and lanes != "elastic":
+            raise ValueError(f"lanes must be a number or 'elastic', not {lanes!r}")
+        self.elastic = lanes == "elastic"
         self.lanes = None if lanes is None or self.elastic else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
 

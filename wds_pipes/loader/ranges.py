@@ -36,6 +36,7 @@ import itertools
 import json
 import operator
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
@@ -98,6 +99,7 @@ class Ranges:
             repartitioned, since lanes had begun them.
         scope: the ``scope`` of the stage that runs the segments.
         fit_any_batches: the ways to end an epoch with which lanes go on with batches of any size.
+        in_order: whether all lanes share one order; samples can be left out of it by their places.
         may_be_more: whether lanes of a state beyond those that a loader needs are kept.
         sizes: how the unopened shards are divided.
         history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
@@ -121,6 +123,7 @@ class Ranges:
     given: int = 0
 
     scope: ClassVar = "window"
+    in_order: ClassVar = False
     fit_any_batches: ClassVar = ("exact", "loop")
     may_be_more: ClassVar = True
 
@@ -527,6 +530,25 @@ class Ranges:
         size = terms.size if counted and not whole and terms.equal_lanes else None
         remainders, sizes, loads = _over_lanes(remainders, rest, lanes, size)
         return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders), loads=loads, ranks=self.ranks)
+
+    def kept(self, states: LaneStates) -> dict[str, int]:
+        """Return what the first lane of a rank counts after a repartition of the states of this
+        rank alone: nothing, since a repartition needs the states of all ranks.
+        """
+        return {}
+
+    def after_skip(self, batches: int, states: LaneStates, epoch: int, terms: Terms) -> None:
+        """Return the partition of what is left after the next batches of each rank; None: only
+        reading them tells.
+        """
+
+    def with_positions(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Ranges:
+        """Return the same partition, with ``change(position)`` for each copied position in it."""
+        remainders = (
+            segment._replace(position=segment.position and change([*segment.position])) for segment in self.remainders
+        )
+        later = (one.with_positions(change) for one in self.later)
+        return replace(self, remainders=tuple(remainders), later=tuple(later))
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> NoReturn:
         """Return what is left as a partition of the other kind, with the states of its lanes.

@@ -16,7 +16,7 @@ from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import BEGINNING, LaneStates, went_on
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.slices import Partition, Slices, kind_in
+from wds_pipes.loader.slices import Partition, kind_in
 
 _OF_A_RUN = (
     "version",
@@ -279,7 +279,7 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
         lanes = {number: went_on(lane) if lane["counts"].get("dropped") else lane for number, lane in lanes.items()}
     epoch, partition = old.repartitioned(count, lanes, saved.epoch, terms)
     at = plan.beginning(epoch, count)._replace(partition=partition)
-    if isinstance(old, Slices) and (kept := old.kept(lanes)):
+    if kept := old.kept(lanes):
         at = at._replace(lanes={**at.lanes, plan.rank.number: BEGINNING._replace(extra=kept)})
     return at
 

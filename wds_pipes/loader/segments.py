@@ -88,7 +88,7 @@ class Segments(Composite[Out]):
         self._padding: Lane | None = None
         self._inner: Stage[Out] | None = None
         self._opening: list[Reports] = []  # the steps of ``_inner`` that may know how many ranges it has begun
-        self._run: _Run | None = None
+        self._run: _RemainderRun | None = None
         self._resume: Mark | None = None
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
@@ -203,7 +203,7 @@ class Segments(Composite[Out]):
         meter = self.reading.meter
         taps: list[tuple[Stage[Any], Tap]] = [(chain.reading_end, meter.timed)]
         if portion.passed or portion.most is not None:
-            self._run = _Run(portion, self.at.taken)
+            self._run = _RemainderRun(portion, self.at.taken)
             holding = next((step for step in reversed(chain.steps) if step.scope != "item"), chain.root)
             taps.insert(0, (holding, self._run.limited))
         self._inner = inner = self.source.open(replace(lane, taps=tuple(taps)), mark)
@@ -273,7 +273,7 @@ def _passed_over(last: Stage[Any], lane: Lane, mark: Mark | None, count: int) ->
     return before and (mark[0], before)
 
 
-class _Run:
+class _RemainderRun:
     """A run of a remainder, while it is read: it makes the chain of the remainder yield only this.
 
     Args:

@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,7 +39,7 @@ class Slices:
     """A partition of the global order of an epoch, from a place on, into slices.
 
     Attributes:
-        lanes, counts, later, scope, fit_any_batches, may_be_more: as in ``Ranges``.
+        lanes, counts, later, scope, in_order, fit_any_batches, may_be_more: as in ``Ranges``.
         place: the first place that no rank has had.
         stop: the end of the last batch.
         size: how many samples a batch has.
@@ -58,6 +59,7 @@ class Slices:
 
     later: ClassVar = ()
     scope: ClassVar = "item"
+    in_order: ClassVar = True
     fit_any_batches: ClassVar[tuple[str, ...]] = ()
     may_be_more: ClassVar = False
     given: ClassVar = 0
@@ -192,15 +194,15 @@ class Slices:
         return epoch, self.of(lanes, epoch, terms, place, digest, left_out=self.left_out)
 
     def kept(self, states: LaneStates) -> dict[str, int]:
-        """Return what the first lane of a rank counts after a repartition of the states of this
-        rank alone.
-        """
         digest = add(of_counts(state["counts"]) for state in states.values())
         return as_counts(digest) if digest and len(states) < self.lanes else {}
 
     def digest(self, states: LaneStates) -> Digest:
         """Return the digest of all samples that came before the lanes stand at these states."""
         return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
+
+    def with_positions(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Slices:
+        return self  # it has none
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""

@@ -181,7 +181,6 @@ class Limit(NamedTuple):
         why: the limit, in words.
         change: what to do, in words.
         brings: what that brings, in words.
-        gain: how many times as many steps that brings, at most.
         step: the rank, if one is the limit.
         stats: those of the rank that waits most.
     """
@@ -190,7 +189,6 @@ class Limit(NamedTuple):
     why: str
     change: str
     brings: str
-    gain: float
     step: str
     stats: Mapping[str, float]
 
@@ -214,18 +212,16 @@ def limit_of_ranks(ranks: Sequence[Mapping[str, float]]) -> Limit:
             f"{slowest[name]:.0%} of their time on {what}, and theirs {mean[name]:.0%}"
         )
         change = f"look at the host of {rank}, and compare {compare} with those of the others"
-        gain = 1 / max(1 - waits + usual, 0.01)
-        return Limit("rank", why, change, f"All ranks make up to {gain:.1f} times as many steps", gain, rank, slowest)
+        return Limit("rank", why, change, "All ranks wait for it, and make more steps without that", rank, slowest)
     if waits < _WAITS:
         why = f"the training loop: no rank waits for data more than {waits:.0%} of its time"
-        return Limit("training", why, "leave the data", "Faster data brings nothing", 1.0, "", slowest)
+        return Limit("training", why, "leave the data", "Faster data brings nothing", "", slowest)
     shares = {**slowest, "read_share": slowest["read_share"] - slowest["stall_share"]}
     spent = ", ".join(f"{shares[name]:.0%} on {what}" for name, (what, _) in SHARES.items())
     who = f"all ranks wait for them alike, {rank}" if others else f"{rank} waits for them"
     why = f"the data: {who} {waits:.0%} of its time; its workers spend of theirs {spent}"
-    gain = 1 / max(1 - waits, 0.01)
-    brings = f"Without waiting, there are up to {gain:.1f} times as many steps"
-    return Limit("data", why, "measure the steps: wds-pipes doctor MODULE:FUNCTION", brings, gain, "", slowest)
+    brings = "Faster data makes more steps"
+    return Limit("data", why, "measure the steps: wds-pipes doctor MODULE:FUNCTION", brings, "", slowest)
 
 
 def limit_in_words(why: str, change: str, brings: str) -> list[str]:

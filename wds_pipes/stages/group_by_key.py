@@ -344,8 +344,8 @@ class _Tars:
             self._next = member
         else:
             raise TypeError(
-                f"group_by_key() takes the members of tars, and its source gave {member!r:.200}: put .load_tar() "
-                "before it"
+                f"group_by_key() takes the members of tars, and its source gave {type(member).__name__}: put "
+                ".load_tar() before it"
             )
 
     def check_same(self) -> None:

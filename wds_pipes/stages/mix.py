@@ -463,7 +463,9 @@ def length_in(field: str, item: Any) -> int:
 def check_sources(sources: object, step: str) -> None:
     """Raise if these are not pipelines by name; ``step`` takes them."""
     if not isinstance(sources, Mapping):
-        raise TypeError(f"{step}() takes its sources by name, as a dict, not {sources!r:.80}")
+        raise TypeError(
+            f"{step}() takes its sources by name, as {{'a': pipe, 'b': pipe}}, not {type(sources).__name__}"
+        )
     if not sources:
         raise ValueError(f"{step}() needs at least one source")
     for name, source in sources.items():

@@ -349,13 +349,6 @@ class Md5:
         return self._md5.hexdigest()
 
 
-def shard_files(name: str) -> tuple[str, ...]:
-    """The names of the files that ``write_shard`` writes for a shard: its own, and those of its
-    indexes of keys and of offsets.
-    """
-    return name, name + KEYS, name + OFFSETS
-
-
 def write_shard(
     url: str,
     samples: Iterable[Mapping[str, Any] | Encoded | Stored],

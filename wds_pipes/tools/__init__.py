@@ -17,7 +17,7 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``states``: the states in checkpoint files; ``training``: compares the digests in one with shards,
   and returns the loader of a training, to ask which samples come when.
 - ``diagnosing``: doctor.
-- ``progress``: how far a command is.
+- ``progress``: how far a command is. ``interrupts``: Ctrl-C in a command.
 - ``demo``: a training that is killed and goes on.
 
 A program can also define a job of its own: its tasks have outputs whose names are known beforehand,
@@ -31,14 +31,14 @@ from typing import Any as _Any
 # The public names of each module. tests/support/typing_stubs.py writes __init__.pyi from them, for
 # type checkers and editors.
 _NAMES = {
-    "tar.writer": "shard_files write_shard",
+    "tar.writer": "write_shard",
     "tools.creating": "convert create",
     "tools.diagnosing": "Diagnosis doctor",
     "tools.downloading": "download",
     "tools.exporting": "export",
     "tools.jobs": "Engine Job Outcome Place Report Task fingerprint run",
     "tools.looking": "Shown Summary cat head info ls",
-    "tools.outputs": "JobOptions",
+    "tools.outputs": "JobOptions shard_files",
     "tools.ray_engine": "on_ray",
     "tools.reading": "Found get",
     "tools.reordering": "ReorderOptions concat mix reshard shuffle sort split",

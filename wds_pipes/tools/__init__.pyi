@@ -1,5 +1,4 @@
 # Written by tests/support/typing_stubs.py: do not edit.
-from wds_pipes.tar.writer import shard_files as shard_files
 from wds_pipes.tar.writer import write_shard as write_shard
 from wds_pipes.tools.creating import convert as convert
 from wds_pipes.tools.creating import create as create
@@ -22,6 +21,7 @@ from wds_pipes.tools.looking import head as head
 from wds_pipes.tools.looking import info as info
 from wds_pipes.tools.looking import ls as ls
 from wds_pipes.tools.outputs import JobOptions as JobOptions
+from wds_pipes.tools.outputs import shard_files as shard_files
 from wds_pipes.tools.ray_engine import on_ray as on_ray
 from wds_pipes.tools.reading import Found as Found
 from wds_pipes.tools.reading import get as get

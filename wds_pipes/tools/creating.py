@@ -4,6 +4,7 @@ other formats: see ``sources`` and ``rows``.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -643,9 +644,10 @@ def _text(source: str, storage_options: StorageOptions, skip: int = 0) -> Iterat
             raise ValueError(f"{redact(source)} cannot be decompressed: {error}") from error
         raise ValueError(f"{redact(source)} is damaged, or was cut: {error}. Copy it again") from error
     except UnicodeDecodeError as error:
+        encoding = "UTF-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "CP1252"
         raise ValueError(
             f"{redact(source)} is not UTF-8 text ({error.reason}): save a list or table as UTF-8, as with iconv -f "
-            "UTF-16 -t UTF-8"
+            f"{encoding} -t UTF-8"
         ) from error
     finally:
         if not text.closed:  # as when the interpreter ends, and its reader was left half read

@@ -8,8 +8,8 @@ Rules:
    grows when other processes take the processor. From the rest, the time in which the thread was
    ready and had no processor is subtracted, where the system tells it (Linux). So another load on
    the machine does not look like waiting.
-3. What a change would bring is computed from these times: the time of a sample without a step, on
-   more workers, or at the measured rate of the link. It is an upper bound.
+3. What a change brings is only said where a second run with it was measured: with more workers.
+   Other changes are the caller's, and only named.
 4. The part that takes the most time of a worker is the limit, unless the workers are not: because
    this process cannot take more batches, or lanes have no shards, or processor cores are idle.
 5. Of shards in a store, the time to the first byte and the rate over more and more connections are
@@ -42,6 +42,7 @@ from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import END, Stage
 from wds_pipes.core.stream import Stream
+from wds_pipes.core.words import plural
 from wds_pipes.datapipes import ShardList
 from wds_pipes.display.text import shown
 from wds_pipes.errors import WdsError
@@ -52,7 +53,7 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.threads import OverdueError, in_time
 from wds_pipes.io.urls import hide
-from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of, with_workers
 from wds_pipes.loader.stats import SHARES, limit_in_words, limit_of_ranks
 from wds_pipes.loader.transport import Inbox, Outbox
 from wds_pipes.stages.threaded import Threaded
@@ -87,10 +88,11 @@ class Diagnosis:
         step: the part of the pipeline that takes the most time of a worker, such as
             ``map_samples(augment)``; or the rank.
         samples_per_second: of the pipeline as it is; 0: it was not run.
-        gain: how many times as many samples a second ``change`` brings, at most; 1: none.
+        gain: how many times as many samples a second the pipeline had in a second run with
+            ``change``; 1: no more, or this was not measured.
         change: what to change.
         microseconds: the time that each part takes for a sample, in one worker.
-        sentences: what the limit is, what to change, and what that brings; of shards in a store,
+        sentences: what the limit is, what to change, and what that brought; of shards in a store,
             also what the link transfers.
         first_bytes: of shards in a store, the seconds to the first byte of each of some requests.
         link: of shards in a store, the MB (10^6 bytes) per second by the number of connections.
@@ -117,8 +119,8 @@ def doctor(
     stats: Sequence[Mapping[str, float]] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Diagnosis:
-    """Run a pipeline for a bounded time, and find what limits it, what to change, and what that
-    would bring.
+    """Run a pipeline for a bounded time, and find what limits it and what to change. Where that
+    is more workers, it runs once more with them, to see what they bring.
 
     Args:
         what: the PipeLoader of a training, whose position changes; ``"module:function"``, a
@@ -128,7 +130,7 @@ def doctor(
             memory of the machine. None: there are only ``stats``.
         seconds: how long to measure, about. It ends 25 seconds later at the latest, and 10 more if
             it hangs.
-        max_samples: take at most about this many samples in each of the two runs; None: no limit.
+        max_samples: take at most about this many samples in each run; None: no limit.
         cores: how many processor cores the workers of this rank may use; None: all of the machine.
         needs: how many samples a second the training takes on this rank, if that is known.
         stats: what ``PipeLoader.stats_of_ranks`` returned in the training. They say whether a rank
@@ -188,13 +190,13 @@ def _diagnosed(
             seconds /= 2
             link = _Link(shards, seconds, _reader(progress_of(loader).editable.stage)[1].reading)
         try:
-            run = _Run(loader, cores, 0.35 * seconds, most)
+            run = _Run(loader, cores, 0.3 * seconds, most)
         finally:
             loader.close()
         if needs is not None and run.rate >= needs:
             why = f"the training loop, which takes {needs:,.0f} samples/s of {run.rate:,.0f}"
             return run.diagnosis("training", why, "leave the pipeline as it is")
-        run.measure(0.35 * seconds, most)
+        run.measure(0.3 * seconds, most)
         found = _found(run, 0.15 * seconds)
         if link is not None:
             found.first_bytes, found.link = link.first_bytes, link.rates
@@ -494,6 +496,7 @@ class _Run:
             next(batches)
             count, passed = count + 1, time.perf_counter() - begin
         computed, stats = time.thread_time() - computed, loader.stats()
+        self._again = loader, seconds, most
         self.size, self.stalled = stats["samples"] / stats["batches"], stats["stall_share"]
         self.stage, self.workers, self.cores = progress.editable.stage, progress.workers.count, cores
         root = Chain(self.stage).root
@@ -544,41 +547,45 @@ class _Run:
         """How many of these seconds are processor time."""
         return sum(part.computes for part in self.parts.values())
 
-    def gain(
-        self,
-        *,
-        saved: _Part | None = None,
-        workers: int | None = None,
-        main: float | None = None,
-        before: float | None = None,
-    ) -> float:
-        """Return how many times as many samples a second a change brings.
+    def estimate(self, workers: int) -> float:
+        """Return how many times as many samples a second more workers would bring at most."""
+        before = max(self.seconds / self.active, (self.computes + self.main) / self.cores, self.main)
+        after = max(self.seconds / workers, (self.computes + self.main) / self.cores, self.main)
+        return before / max(after, before / 1000)
+
+    def rate_with(self, workers: int) -> float:
+        """Run the pipeline again with another number of workers, and return its samples per second;
+        0: it does not run with them in time, as with lanes that they do not divide.
+        """
+        loader, seconds, most = self._again
+        with suppress(Exception):  # whatever happens only with these workers is not the diagnosis
+            again = with_workers(loader, workers)
+            try:
+                return in_time(seconds + _GRACE / 2, lambda: _Run(again, self.cores, seconds, most).rate)
+            finally:
+                again.close()
+        return 0.0
+
+    def diagnosis(self, limit: str, why: str, change: str, step: str = "", *, workers: int = 0) -> Diagnosis:
+        """Return the diagnosis: the limit and why it is one, and a change.
 
         Args:
-            saved: what the change saves of them.
-            workers: how many workers have shards then.
-            main: the seconds of this process then.
-            before: the seconds of a sample before it; None: what follows from the parts.
+            limit: as of ``Diagnosis``.
+            why: why it is the limit.
+            change: what to change.
+            step: as of ``Diagnosis``; empty: the part that takes the most time.
+            workers: with how many workers the pipeline runs again, if they are the change; 0: the
+                change is another one.
         """
-        saved, workers, main = saved or _Part("", ""), workers or self.active, self.main if main is None else main
-        before = before or max(self.seconds / self.active, (self.computes + self.main) / self.cores, self.main)
-        after = (self.seconds - saved.seconds) / workers, (self.computes - saved.computes + main) / self.cores, main
-        return before / max(*after, before / 1000)
-
-    def diagnosis(self, limit: str, why: str, change: str, gain: float = 1.0, step: str = "") -> Diagnosis:
-        """Return the diagnosis: the limit and why it is one, and a change and what it brings.
-        ``step``: as of ``Diagnosis``; empty: the part that takes the most time.
-        """
-        brings = (
-            f"That brings up to {gain * self.rate:,.0f} samples/s, {gain:.1f} times the {self.rate:,.0f} of the run"
-            if gain > _WORTH
-            else f"The pipeline has {self.rate:,.0f} samples/s: a training that takes fewer is the limit itself"
-        )
-        times = {part.name: 1e6 * part.seconds for part in self.parts.values() if part.seconds}
-        worst = max(times, key=lambda name: times[name], default="")
-        return Diagnosis(
-            limit, step or worst, self.rate, max(gain, 1.0), change, times, limit_in_words(why, change, brings)
-        )
+        gain, had = 1.0, f"{self.rate:,.0f} samples/s"
+        brings = f"The pipeline has {had}: a training that takes fewer is the limit itself"
+        if workers and (rate := self.rate_with(workers)):
+            gain = max(rate / self.rate, 1.0)
+            times = f"{gain:.1f} times the" if gain > _WORTH else "no more than the"
+            brings = f"A second run with {plural(workers, 'worker')} had {rate:,.0f}, {times} {had} of the first one"
+        parts = {part.name: 1e6 * part.seconds for part in self.parts.values() if part.seconds}
+        worst = max(parts, key=lambda name: parts[name], default="")
+        return Diagnosis(limit, step or worst, self.rate, gain, change, parts, limit_in_words(why, change, brings))
 
 
 def _endless(epochs: Iterable[Any]) -> Iterator[Any]:
@@ -648,31 +655,29 @@ def _found(run: _Run, seconds: float) -> Diagnosis:
             f"the number of shards, {run.shards} for this rank: only {run.active} of {run.workers} workers have any, "
             f"and their longest step is {share}",
             "write more shards than lanes (wds-pipes reshard), or pass ShardList(index=...), which divides shards",
-            run.gain(workers=run.workers),
         )
     if worst.kind == "storage":
         return _of_storage(run, worst, seconds)
     busy = math.ceil(run.seconds / run.main) if run.main else run.cores  # so many workers keep this process busy
     workers = max(min(run.cores - 1, busy, run.shards), run.workers, 1)
-    more = run.gain(workers=workers)
+    more = run.estimate(workers) > _WORTH
     if worst.kind == "reading":
-        change = f"pass num_workers={workers} if more is needed" if more > _WORTH else "leave the pipeline as it is"
-        return run.diagnosis("reading", share, change, more)
-    if more > _WORTH and run.computes > run.seconds / 2:
+        change = f"pass num_workers={workers} if more is needed" if more else "leave the pipeline as it is"
+        return run.diagnosis("reading", share, change, workers=workers if more else 0)
+    if more and run.computes > run.seconds / 2:
         return run.diagnosis(
             "workers",
             f"the number of workers, {run.workers} for {run.cores} cores; their longest step is {share}",
             f"pass num_workers={workers}, {workers - run.workers} more",
-            more,
+            workers=workers,
         )
     if worst.waits > worst.computes and worst.kind == "function":
         return run.diagnosis(
             "function",
             f"{share} and mostly waits",
             f"let it wait for several samples at a time, with map_samples(threads={8 * worst.threads})",
-            run.gain(saved=replace(worst, computes=0.0, waits=worst.waits * 7 / 8)),
         )
-    return run.diagnosis(worst.kind, share, _CHANGES[worst.kind], run.gain(saved=worst))
+    return run.diagnosis(worst.kind, share, _CHANGES[worst.kind])
 
 
 _CHANGES = {
@@ -695,7 +700,6 @@ def _of_main_process(run: _Run) -> Diagnosis:
             "main process",
             f"the main process, which computes {takes:.3g} ms for a batch, and {receives:.3g} ms of them to receive it",
             "make the functions on_device= and collate= faster, and try without pin_memory= and mix_lanes=",
-            run.gain(main=run.opening),
             "main process",
         )
     return run.diagnosis(
@@ -703,22 +707,20 @@ def _of_main_process(run: _Run) -> Diagnosis:
         f"transport between processes: a batch takes {sends:.3g} ms to send, and {receives:.3g} ms to receive",
         "let a batch have fewer and larger tensors of smaller types, such as uint8, or pass num_workers=0 if the steps "
         "take less time than that",
-        run.gain(saved=transport, main=max(run.main - run.opening, 0.0)),
         "transport",
     )
 
 
 def _of_storage(run: _Run, storage: _Part, seconds: float) -> Diagnosis:
     """Return the diagnosis of a pipeline that waits for bytes."""
-    rest = run.gain(saved=storage, before=1 / run.rate)
     waits = f"{storage.seconds / run.seconds:.0%} of the time is spent waiting for bytes"
     _, opening, urls = _reader(run.stage)
     if not urls or not is_remote(urls[0]):
-        return run.diagnosis("storage rate", f"the disk: {waits}", "copy the shards to a faster disk", rest)
+        return run.diagnosis("storage rate", f"the disk: {waits}", "copy the shards to a faster disk")
     latency = "the latency of the storage"
     if opening is None:
         change = "raise fetch_samples(connections=...)"
-        return run.diagnosis("storage latency", f"{latency}: {waits}", change, rest)
+        return run.diagnosis("storage latency", f"{latency}: {waits}", change)
     rate, more = run.rate * run.tar_bytes / 1e6, {"shards_ahead": 4 * opening.shards_ahead + 3}
     both = {**more, "connections": 4 * opening.reading.connections}
     alone = [_reading_rate(run, seconds, **options) for options in (more, both)]
@@ -728,7 +730,6 @@ def _of_storage(run: _Run, storage: _Part, seconds: float) -> Diagnosis:
             "storage rate",
             f"the rate of the storage: {arrive}not more if more is requested",
             "keep the shards on a local disk after the first epoch (cache_shards()), or make them smaller",
-            rest,
         )
     options = more if alone[0] * _FASTER > alone[1] else both
     named = ", ".join(f"{name}={value}" for name, value in options.items())
@@ -736,7 +737,6 @@ def _of_storage(run: _Run, storage: _Part, seconds: float) -> Diagnosis:
         "storage latency",
         f"{latency}: {arrive}{max(alone):,.3g} MB/s if more is requested at a time",
         f"pass open_shards({named}), read more shards at a time with interleave_shards(), or write larger ones",
-        min(rest, max(alone) / rate),
     )
 
 
@@ -775,4 +775,4 @@ def _of_ranks(ranks: Any) -> Diagnosis:
     found = limit_of_ranks(ranks)
     rate = found.stats.get("samples_per_second", 0.0)
     said = limit_in_words(found.why, found.change, found.brings)
-    return Diagnosis(found.limit, found.step, rate, found.gain, found.change, {}, said)
+    return Diagnosis(found.limit, found.step, rate, change=found.change, sentences=said)

@@ -23,7 +23,6 @@ from itertools import chain
 from typing import Any, BinaryIO, Unpack, cast
 
 from wds_pipes.codecs.table import ROWS
-from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_choice
@@ -34,7 +33,7 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.tar.index import folder_of, list_shards
 from wds_pipes.tools.jobs import Facts, Job, Place, Report, Task, fingerprint
-from wds_pipes.tools.looking import write_lines
+from wds_pipes.tools.looking import exact_integer, write_lines
 from wds_pipes.tools.outputs import (
     JobOptions,
     Running,

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
-from wds_pipes.io.outputs import exists, refuse
+from wds_pipes.io.outputs import asked, exists
 from wds_pipes.io.ranges import Part, Range, RangeReader
-from wds_pipes.io.remote.file_systems import file_system
-from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import split_key, without_dots
@@ -429,20 +427,20 @@ def _remote(source: str, storage_options: StorageOptions) -> Iterator[tuple[str,
 
     if source.startswith(("http://", "https://")):
         raise ValueError(f"{redact(source)} is on a web server, which lists no files: name them in a list, --from list")
-    try:
-        fs, path = file_system(source, storage_options)
-        path = path.rstrip("/")
-        entries = ask(source, storage_options, lambda fs, _: dict(fs.find(path, detail=True)))
-    except Exception as error:
-        refuse(source, error, storage_options, "listed")
-    start = len(path) + 1
-    files = [name for name in entries if name[start:] and name[-1] != "/"]
-    if not files:
+    found = asked(source, storage_options, _found, "listed")
+    if not found:
         raise ValueError(f"there are no files in {redact(source)}: check the URL")
-    for name in sorted(files, key=lambda name: name.split("/")):  # the order of a disk
-        entry = entries[name]
-        mark = str(entry.get("ETag") or entry.get("etag") or entry.get("mtime") or "")
-        yield name[start:], Content(fs.unstrip_protocol(name), int(entry["size"] or 0), mark)
+    yield from sorted(found, key=lambda pair: pair[0].split("/"))  # the order of a disk
+
+
+def _found(fs: Any, path: str) -> list[tuple[str, Content]]:
+    """The files below a directory of a store, with their names in it."""
+    found, start = list[tuple[str, Content]](), len(path.rstrip("/")) + 1
+    for name, entry in fs.find(path.rstrip("/"), detail=True).items():
+        if name[start:] and name[-1] != "/":
+            mark = str(entry.get("ETag") or entry.get("etag") or entry.get("mtime") or "")
+            found.append((name[start:], Content(fs.unstrip_protocol(name), int(entry["size"] or 0), mark)))
+    return found
 
 
 def file_of(url: str, storage_options: StorageOptions = None) -> Content:

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple, TypeAlias
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.words import bytes_shown, plural, shown
 from wds_pipes.errors import SampleError, StateError, WdsError, for_commands, how_to_repair, mended
-from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
+from wds_pipes.io.outputs import asked, read_small, remove, size_of, target_of, write_small
 from wds_pipes.io.urls import below, hide, is_below, local_path, redact, words
 from wds_pipes.io.versions import Version, version_of
 from wds_pipes.tools.progress import Units
@@ -214,15 +214,8 @@ class Place:
 
     def _listed(self, folder: str) -> list[dict[str, Any]]:
         """What is in a directory of a store, in one request for a thousand files."""
-        from wds_pipes.io.remote.metadata import ask
-
         url = self.at(folder) if folder else self.url
-        try:
-            return list(ask(url, self.storage_options, lambda fs, path: fs.ls(path, detail=True)))
-        except FileNotFoundError:
-            return []
-        except Exception as error:
-            refuse(url, error, self.storage_options, "listed")
+        return list(asked(url, self.storage_options, lambda fs, path: fs.ls(path, detail=True), "listed") or [])
 
 
 # What a task does: it writes its outputs to the place, replacing what is there, and returns facts
@@ -437,7 +430,7 @@ def run(
             Tasks that are finished from the same inputs are kept.
         dry_run: write nothing, and report what would be written.
         on_task: called with the outcome of each task.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
 
     Returns:
         What was written, skipped and failed.

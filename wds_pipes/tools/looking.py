@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 from wds_pipes.codecs.codec import IMAGE_FORMATS, NotAllowedError, registered_codecs
 from wds_pipes.codecs.images import decoders_in_use
 from wds_pipes.codecs.table import Decoding
-from wds_pipes.codecs.text import decode_text, exact_integer
+from wds_pipes.codecs.text import decode_text
 from wds_pipes.core.options import check_count
 from wds_pipes.core.words import bytes_shown, plain, plain_json, plural
 from wds_pipes.display.text import cut, shape_of, shown
@@ -60,7 +60,7 @@ def info(
             read, and samples are estimated unless an index counts them.
         key_split: as in ``group_by_key``.
         storage_options: how to reach the storage.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
 
     Raises:
         ValueError: nothing matches.
@@ -470,6 +470,19 @@ def _json(value: Any) -> bytes:
 def _name(name: str) -> bytes:
     """Return the JSON of a name: in it, bytes that are no UTF-8 become escapes."""
     return _json(name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+
+
+def exact_integer(data: bytes) -> int | None:
+    """The integer of 64 bits that is written as these bytes; None: they are another form of one,
+    such as ``007``, or none.
+    """
+    if len(data) > len(str(-(1 << 63))):
+        return None
+    try:
+        number = int(data)
+    except ValueError:
+        return None
+    return number if str(number).encode() == data and -(1 << 63) <= number < 1 << 63 else None
 
 
 def _value(data: bytes, decode: Any) -> bytes:

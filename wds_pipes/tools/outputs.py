@@ -38,10 +38,20 @@ from wds_pipes.io.outputs import read_small
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.encoded import Encoded
-from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_opener, parts_of_path, write_index
+from wds_pipes.tar.index import (
+    KEYS,
+    OFFSETS,
+    Entry,
+    ShardFacts,
+    base_name,
+    folder_of,
+    make_opener,
+    parts_of_path,
+    write_index,
+)
 from wds_pipes.tar.located import KeyRange, split_by_key
 from wds_pipes.tar.stored import Stored
-from wds_pipes.tar.writer import most_members, shard_files, write_shard
+from wds_pipes.tar.writer import most_members, write_shard
 from wds_pipes.tools.jobs import (
     Attempt,
     Engine,
@@ -78,7 +88,7 @@ class JobOptions(TypedDict, total=False):
         tasks: how many shares the work has, on any machines.
         overwrite: replace what another job, or other input, has written there.
         dry_run: write nothing, and report what would be written.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
         on_task: called with the outcome of each task.
         storage_options: how to reach a store: a dict of options for fsspec.
     """
@@ -220,6 +230,13 @@ def write_task(
     """Write the shard of a task, and return what it reports."""
     facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)
     return shard_facts(task.name, facts)
+
+
+def shard_files(name: str) -> tuple[str, ...]:
+    """The names of the files that ``write_shard`` writes for a shard: its own, and those of its
+    indexes of keys and of offsets.
+    """
+    return name, name + KEYS, name + OFFSETS
 
 
 def shard_task(name: str, arguments: Any, mark: str, says: str, size: int = 1) -> Task:

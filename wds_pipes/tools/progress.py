@@ -11,7 +11,7 @@ from threading import Event, Thread
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plural
 
-_LINE_SECONDS = 30.0
+_LINE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def progress(total: int, unit: str, *, show: bool | None, done: int = 0) -> Iter
     Args:
         total: how many units there are.
         unit: what is counted, such as ``"shard"``.
-        show: True: a bar, which needs tqdm; None: a line each 30 seconds; False: nothing.
+        show: True: a bar, which needs tqdm; None: a line each minute; False: nothing.
         done: how many units were done before.
 
     Yields:
@@ -53,7 +53,7 @@ class _Lines:
         self._done += count
 
     def print_until(self, ended: Event) -> None:
-        """Print a line each 30 seconds."""
+        """Print a line each minute."""
         while not ended.wait(_LINE_SECONDS):
             sys.stderr.write(f"{self.line(time.monotonic() - self._start)}\n")
             sys.stderr.flush()

@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.table import encode
 from wds_pipes.core.counts import NothingKeptError
-from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
@@ -46,6 +45,7 @@ from wds_pipes.tar.keys import is_metadata, splitter, without_dots
 from wds_pipes.tar.located import among, example_of, read_keys
 from wds_pipes.tar.stored import NotStoredError, Stored, read_stored
 from wds_pipes.tools.inputs import Inputs, Reader
+from wds_pipes.tools.interrupts import Terminated
 from wds_pipes.tools.jobs import Facts, Place, Report, Task, Work, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
     JobOptions,

@@ -160,7 +160,7 @@ def verify(
         concatenated: as in ``load_tar``.
         storage_options: how to reach the storage.
         on_finding: called with each finding.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
 
     Raises:
         ValueError: nothing matches, or ``index`` is damaged.

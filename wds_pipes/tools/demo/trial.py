@@ -61,7 +61,7 @@ def demo(
         steps: stop after this many; None: all, or 200 with ``urls``.
         checkpoint_every: steps from one checkpoint to the next.
         say: called with each line of results.
-        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each minute.
 
     Raises:
         ValueError: nothing matches, the steps are too few, or ``samples`` is passed with ``urls``.
