@@ -628,6 +628,7 @@ def test_a_shard_that_has_no_samples_by_its_index(few, tmp_path):
         (lambda url: wp.IndexedShards(url, storage_options="a"), TypeError, "storage_options must be a dict, not str"),
         (lambda url: wp.IndexedShards(url, cache=3), TypeError, "cache is a directory or a ShardCache, not 3"),
         (lambda url: wp.IndexedShards(url).by_key(3), TypeError, "a key is a string, not 3"),
+        (lambda url: wp.IndexedShards(url)["00000001"], TypeError, r"with key .00000001. write data.by_key\(key\)"),
         (lambda url: wp.IndexedShards(url).select({1, "a"}), TypeError, "keys are strings|samples are selected by"),
         (lambda url: wp.IndexedShards(url).split({"a": "x"}), TypeError, "the share of 'a' must be a number, not 'x'"),
     ],

@@ -138,6 +138,8 @@ class IndexedShards(Dataset[dict[str, Any]]):
     def __getitem__(self, number: slice | Sequence[int] | npt.NDArray[Any]) -> IndexedShards: ...
     def __getitem__(self, number: Any) -> Any:
         """Return a sample, or a view for a slice, a list of numbers or an array of them."""
+        if isinstance(number, str):
+            raise TypeError(f"a sample has a number here: for the one with key {number!r:.80} write data.by_key(key)")
         try:
             one = operator.index(number)
         except TypeError:

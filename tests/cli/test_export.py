@@ -72,6 +72,7 @@ _samples = st.dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore:.*unlike all samples before it:wds_pipes.ShardWarning")  # as samples may be
 @pytest.mark.parametrize("kind", ["parquet", "tfrecord", "jsonl"])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=_samples)

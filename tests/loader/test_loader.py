@@ -1085,7 +1085,7 @@ def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, mes
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (list, TypeError, "takes a pipe, not list"),
+        (list, TypeError, r"takes a pipe, not list, such as ShardList\(urls\)"),
         (torch.utils.data.datapipes.iter.IterableWrapper, TypeError, "ShardList"),
         (lambda urls: shuffled(urls).shuffle(), wp.StateError, r"Shuffler.*shuffle_buffer"),
     ],

@@ -283,8 +283,10 @@ class DataSet:
         folder = folder_of(url)
         if folder not in self._classes:
             read = partial(common_classes, [url], self._options)
-            for content in self.soon({("classes", folder): read}).values():
-                self._remember(self._classes, folder, list(map(str, json.loads(content or b"[]"))))
+            # What has not come then has no names: a store that hangs costs one second, and not one
+            # for each label.
+            content = next(iter(self.soon({("classes", folder): read}).values()), None)
+            self._remember(self._classes, folder, list(map(str, json.loads(content or b"[]"))))
         names = self._classes.get(folder, [])
         number = int(label) if label.isascii() and label.isdecimal() and len(label) < 16 else len(names)
         return f"{label} ({names[number]})" if number < len(names) else label

@@ -42,7 +42,9 @@ def stage_of(pipe: object, what: str) -> Stage[Any]:
         if isinstance(pipe, kind):
             return convert(pipe, what)
     name = type(pipe).__name__
-    hint = ": pass SampleList(urls, where=data.numbers).fetch_samples()" if name == "IndexedShards" else ""
+    hint = ", such as ShardList(urls).open_shards().load_tar().group_by_key()"
+    if name == "IndexedShards":
+        hint = ": pass SampleList(urls, where=data.numbers).fetch_samples()"
     if isinstance(pipe, Stage):
         hint = f": call the class that register_stage({name}) returns, which makes a pipe"
     raise TypeError(f"{what.removesuffix('()')} takes a pipe, not {name}{hint}")
