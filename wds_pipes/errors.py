@@ -22,10 +22,13 @@ the error has both, ``mend`` and ``mend_cli``, and so have errors of Python and 
 
 from __future__ import annotations
 
+import errno
 import shlex
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what the process or the machine has too few of
 
 E = TypeVar("E", bound=BaseException)
 
@@ -143,6 +146,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         yield each
         seen.append(each)
         each = each.__cause__
+
+
+def is_of_data(error: BaseException) -> bool:
+    """Whether an error may be the fault of one shard or sample. Missing permissions and too many
+    open files are not: the same would happen to the others.
+    """
+    is_short = isinstance(error, OSError) and error.errno in _SHORT
+    return not (is_short or isinstance(error, PermissionError)) and bool(getattr(error, "of_data", True))
 
 
 class ShardError(WdsError, OSError):
