@@ -254,7 +254,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                     "decode_by_ext() takes samples as dicts, and its source gave "
                     f"{type(sample).__name__}: put it after group_by_key(), before to_tuple()"
                 )
-            decoded, crops = dict(sample), dict[str, Any]()
+            decoded = dict(sample)
+            crops: dict[str, Any] = {}
             if draws is not None:
                 if "__key__" not in sample:
                     raise TypeError("crop='random' draws its numbers by the __key__ of samples, and this one has none")
