@@ -56,7 +56,7 @@ from wds_pipes.core.state import (
     read_dict,
 )
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms, in_turns, went_on
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Piece, Portion, Terms, in_turns, went_on
 from wds_pipes.loader.remainders import Segment, check_once, dealt, fields_of, merged, placed, shared
 from wds_pipes.loader.sticky import arranged
 
@@ -197,16 +197,15 @@ class Ranges:
         ranges = shares[number][segment.start : segment.stop] if source.epoch_order.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
-    def orders(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[tuple[Lane, int, int]]:
-        """Return of each segment of a lane, as ``segments`` does, all ranges from the beginning of
-        its order on, the place of its first sample in this order, and how many it has. The samples
-        are counted.
+    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[Piece]:
+        """Return what lane ``number`` reads in ``epoch``, as ``segments`` does. The lane of a piece
+        has all ranges from the beginning of its order on.
         """
         there, found = self.of_epoch(ahead, source, epoch), []
         for segment in there.segments_of(number, source):
             lane = there._lane_of(segment._replace(start=0), source, epoch)
             whole = ShardRanges.of(lane.shards or ()).samples
-            found.append((lane, whole - segment.after - segment.size, segment.size))
+            found.append(Piece(lane, whole - segment.after - segment.size, segment.size))
         return found
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
