@@ -15,9 +15,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.counts import LEFT_OUT, leave_out
@@ -29,6 +28,7 @@ from wds_pipes.core.words import shown
 from wds_pipes.loader.lengths import batches_of, batching
 from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Piece, Portion, Terms
 from wds_pipes.loader.ranges import Ranges
+from wds_pipes.stages.sample_list import SampleList
 
 _PLACE = "place"  # the entry of a state that says from which place on an epoch is divided
 _DIGEST = "digest"  # the entry with the digest of the samples before this place
@@ -205,8 +205,14 @@ class Slices:
         """Return the digest of all samples that came before the lanes stand at these states."""
         return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
 
-    def with_positions(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Slices:
-        return self  # it has none
+    def excluding(self, states: LaneStates, epoch: int, then: Terms, now: Terms) -> tuple[Slices, LaneStates]:
+        _, rest = self.repartitioned(self.lanes, states, epoch, then)
+        before, after = (cast(SampleList, terms.chain.root) for terms in (then, now))
+        place = after.place_after(before, rest.place, epoch)
+        left_out = min(place, rest.left_out)
+        rest = self.of(self.lanes, epoch, now, place, of_counts(rest.counts), left_out=left_out)
+        first, *others = sorted(states)
+        return rest, {first: {**NOT_BEGUN, "counts": self.kept(states)}, **dict.fromkeys(others, NOT_BEGUN)}
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""

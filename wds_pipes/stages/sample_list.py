@@ -254,6 +254,14 @@ class SampleList(ShardSource[SampleRef]):
             raise ValueError(f"exclude= leaves none of {plural(len(self._view), 'sample')}")
         return again
 
+    def place_after(self, other: SampleList, place: int, epoch: int) -> int:
+        """Return at which place of the order of an epoch this list goes on after ``place`` of the
+        order of another one, which leaves out fewer samples.
+        """
+        before, after = (one.order(self.seed, epoch) for one in (other, self))
+        whole = before.whole_place(place) if isinstance(before, Remaining) else place
+        return after.place(whole) if isinstance(after, Remaining) else whole
+
     def check_keys(self, keys: Sequence[str]) -> None:
         """Raise ValueError if no sample of the shards has one of these keys; without indexes of
         keys, that is not known.
