@@ -127,11 +127,9 @@ class ShardUrl(str):
         return url
 
 
-def same_shard(one: str | ShardRef, other: str | ShardRef) -> bool:
-    """Whether two members with these URLs are of the same range of a shard."""
-    return one is other or (
-        type(one) is type(other) and one == other and getattr(one, "ref", None) == getattr(other, "ref", None)
-    )
+def ref_of(url: str | ShardRef) -> ShardRef:
+    """Return what is known of the shard of a member with this URL."""
+    return url if isinstance(url, ShardRef) else getattr(url, "ref", None) or ShardRef(url)
 
 
 def check_more(ref: ShardRef, offset: int) -> None:
