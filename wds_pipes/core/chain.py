@@ -341,7 +341,7 @@ def _alike(default: object, value: object) -> bool:
     return isinstance(value, type(default))
 
 
-class Part(NamedTuple):
+class ChainPart(NamedTuple):
     """Where one of the chains of a composite stage stands. A stage may have a class of its own,
     with more fields: numbers and strings whose defaults are the beginning.
 
@@ -371,7 +371,7 @@ class Composite(Reports, Stage[Out]):
         done: dict[str, int] | None = None
 
     tallies: ClassVar[tuple[str, ...]] = (DONE,)
-    part_kind: ClassVar[Any] = Part
+    part_kind: ClassVar[Any] = ChainPart
     part_tallies: ClassVar[tuple[str, ...]] = ()
     epoch_repeats: int = 1
     parts: list[Any]

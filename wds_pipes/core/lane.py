@@ -40,6 +40,11 @@ class ShardRanges(Sequence[ShardRange]):
         return ranges if isinstance(ranges, cls) else cls(*np.array([*ranges], np.int64).reshape(-1, 3).T)
 
     @classmethod
+    def of_all(cls, parts: Iterable[ShardRanges]) -> ShardRanges:
+        """Return the ranges of several lists."""
+        return cls(*map(np.concatenate, zip(*(part._columns for part in parts), strict=True)))
+
+    @classmethod
     def whole(cls, numbers: npt.NDArray[np.int_], samples: Sequence[int] | None) -> ShardRanges:
         """Return whole shards.
 
@@ -115,13 +120,6 @@ class ShardRanges(Sequence[ShardRange]):
                 starts[0] = self.stops[first] - (ends[first] - start)
                 stops[-1] -= ends[last] - stop
             yield ShardRanges(run.numbers, starts, stops)
-
-
-def joined(parts: Iterable[ShardRanges]) -> ShardRanges:
-    """Return the ranges of several lists."""
-    return ShardRanges(
-        *map(np.concatenate, zip(*((part.numbers, part.starts, part.stops) for part in parts), strict=True))
-    )
 
 
 def _small(values: Sequence[int] | npt.NDArray[np.int_]) -> npt.NDArray[np.int_]:

@@ -23,7 +23,7 @@ from wds_pipes.core.state import MOST
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import redact
 from wds_pipes.loader.lengths import batches_of
-from wds_pipes.loader.partition import LaneAt, Piece, in_turns
+from wds_pipes.loader.partition import LaneAt, LanePiece, in_turns
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.segments import Segments
 from wds_pipes.stages.shard_source import ShardSource
@@ -227,14 +227,14 @@ class Lookup:
         if batches is not None:
             return [_Standing(lane, 0, 0, batches[lane]) for lane in lanes]
         assert samples is not None
-        return [_Standing(lane, 0, 0, *_batches_of(self._plan.batching, samples[lane])) for lane in lanes]
+        return [_Standing(lane, 0, 0, *_batches_and_kept(self._plan.batching, samples[lane])) for lane in lanes]
 
     def _resuming(self, begin: _Standing, state: LaneAt, had: int) -> _Standing:
         """Return where a lane stands after batches of other sizes, which had so many samples."""
         delivered, samples = state.delivered, self._partition.samples()
         if begin.end == MOST or samples is None:  # its batches are all full
             return begin._replace(batches=delivered, samples=had)
-        left, kept = (0, 0) if state.ended else _batches_of(self._plan.batching, samples[begin.lane] - had)
+        left, kept = (0, 0) if state.ended else _batches_and_kept(self._plan.batching, samples[begin.lane] - had)
         return _Standing(begin.lane, delivered, had, delivered + left, had + kept)
 
     def _of_batch(self, lane: _Standing, batch: int) -> tuple[int, int, int]:
@@ -253,7 +253,7 @@ class Lookup:
             yield from ((*one, piece.pads) for one in zip(shards.tolist(), numbers.tolist(), strict=True))
             start += count
 
-    def _of_piece(self, piece: Piece, start: int, stop: int) -> tuple[Numbers, Numbers]:
+    def _of_piece(self, piece: LanePiece, start: int, stop: int) -> tuple[Numbers, Numbers]:
         """Return the shards of samples ``start`` to ``stop - 1`` of a piece, and their numbers."""
         order = np.arange(start + piece.taken, stop + piece.taken)
         for step in reversed(self._reorders):
@@ -261,11 +261,11 @@ class Lookup:
             order = step.leaving(piece.lane, first, int(order.max()) + 1, _whole(piece.lane))[order - first]
         return self._root.samples_after(order, piece.lane)
 
-    def _pieces_of(self, lane: int, ahead: int) -> list[Piece]:
+    def _pieces_of(self, lane: int, ahead: int) -> list[LanePiece]:
         """Return the pieces of a lane in an epoch, ``ahead`` epochs after that of the partition."""
         return self._partition.pieces(lane, self._root, self._at.epoch + ahead, ahead)
 
-    def _piece_at(self, lane: int, place: int) -> tuple[Piece, int]:
+    def _piece_at(self, lane: int, place: int) -> tuple[LanePiece, int]:
         """Return in which piece of the stream of a lane a place is, and where."""
         ahead = 0
         if self._plan.endless:
@@ -282,7 +282,7 @@ class Lookup:
         repeats = self._partition.padding(lane, self._root, self._at.epoch)
         assert repeats is not None
         size = _whole(repeats)
-        return Piece(repeats, 0, size, pads=True), place % size
+        return LanePiece(repeats, 0, size, pads=True), place % size
 
     def _before(self, lane: int, ahead: int) -> int:
         """Return how many samples a lane has in the epochs before one."""
@@ -320,7 +320,7 @@ def _whole(lane: Lane) -> int:
     return ShardRanges.of(lane.shards or ()).samples
 
 
-def _batches_of(steps: list[Stage[Any]], samples: int) -> tuple[int, int]:
+def _batches_and_kept(steps: list[Stage[Any]], samples: int) -> tuple[int, int]:
     """Return how many batches these steps make of a number of samples, and of how many of them."""
     kept, unit = samples, 1
     for step in steps:

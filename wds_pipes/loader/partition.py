@@ -89,7 +89,7 @@ class Portion(NamedTuple):
 OfLane = list[Portion]
 
 
-class Piece(NamedTuple):
+class LanePiece(NamedTuple):
     """What a lane reads of a segment, or repeats of it: ``size`` samples of the order of ``lane``
     from sample ``taken`` of it on. The samples are counted.
     """

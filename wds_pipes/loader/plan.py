@@ -420,24 +420,24 @@ def _sources(recipe: Recipe) -> list[Any]:
     ]
 
 
-class Limit(NamedTuple):
+class ErrorLimit(NamedTuple):
     """How many errors a step may skip, and the class of the error that is raised beyond that."""
 
     errors: int
     kind: type[WdsError]
 
 
-def _limits(stage: Stage[Any]) -> dict[str, Limit]:
+def _limits(stage: Stage[Any]) -> dict[str, ErrorLimit]:
     """The limits of the steps that have ``max_errors``, by the names of their counts.
 
     If steps in several sources of a mix have the same name, their limits are added up.
     """
-    found: dict[str, Limit] = {}
+    found: dict[str, ErrorLimit] = {}
     chain = Chain(stage)
     for step in chain:
         if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
-            found[step.limited] = Limit(step.max_errors, step.error_kind)
+            found[step.limited] = ErrorLimit(step.max_errors, step.error_kind)
     for branch in chain.root.branches.values():
         for name, limit in _limits(branch).items():
-            found[name] = Limit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
+            found[name] = ErrorLimit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
     return found

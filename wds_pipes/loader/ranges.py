@@ -43,7 +43,7 @@ from weakref import WeakKeyDictionary
 
 from wds_pipes.core.chain import PARTS, POSITION, Chain
 from wds_pipes.core.counts import COUNTED, logger, sum_counts, without_limited
-from wds_pipes.core.lane import Lane, ShardRanges, joined
+from wds_pipes.core.lane import Lane, ShardRanges
 from wds_pipes.core.stage import Source
 from wds_pipes.core.state import (
     MOST_LANES,
@@ -55,7 +55,7 @@ from wds_pipes.core.state import (
     read_dict,
 )
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Piece, Portion, Terms, in_turns, went_on
+from wds_pipes.loader.partition import NOT_BEGUN, LanePiece, LaneStates, OfLane, Portion, Terms, in_turns, went_on
 from wds_pipes.loader.remainders import Segment, check_once, dealt, fields_of, merged, placed, shared
 from wds_pipes.loader.sticky import arranged
 from wds_pipes.stages.edits import place_of_exclusion
@@ -197,7 +197,7 @@ class Ranges:
         ranges = shares[number][segment.start : segment.stop] if source.epoch_order.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
-    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[Piece]:
+    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[LanePiece]:
         """Return what lane ``number`` reads in ``epoch``, as ``segments`` does. The lane of a piece
         has all ranges from the beginning of its order on.
         """
@@ -205,7 +205,7 @@ class Ranges:
         for segment in there.segments_of(number, source):
             lane = there._lane_of(segment._replace(start=0), source, epoch)
             whole = ShardRanges.of(lane.shards or ()).samples
-            found.append(Piece(lane, whole - segment.after - segment.size, segment.size))
+            found.append(LanePiece(lane, whole - segment.after - segment.size, segment.size))
         return found
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
@@ -615,7 +615,7 @@ def _divide_all(source: Source[Any], epoch: int, of: tuple[int, int], sizes: Siz
         shares = _divide(ranges, len(opened), earlier)
         if any(count > len(share) for share, count in zip(shares, opened, strict=True)):
             raise damaged("its partition has lanes that opened more shards than they had")
-        ranges = joined(share[count:] for share, count in zip(shares, opened, strict=True))
+        ranges = ShardRanges.of_all(share[count:] for share, count in zip(shares, opened, strict=True))
         earlier_shares.append(shares)
     return [*earlier_shares, _divide(ranges, lanes, sizes)]
 

@@ -31,7 +31,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.state import MOST
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.meetings import check_end, end, exchange, has_store, standing, wait, where
+from wds_pipes.loader.meetings import check_end, end_meeting, exchange, has_store, standing, wait, where
 
 
 class Rank(NamedTuple):
@@ -229,7 +229,7 @@ def _meet(store: Any, place: str, ranks: int, seconds: float, absent: Callable[[
         StateError: another rank waits for this one at another place.
     """
     if store.add(f"{place}/count", 1) == ranks:
-        end(store, place)
+        end_meeting(store, place)
     if not wait(store, place, seconds, absent, what):
         return False
     check_end(store, place)

@@ -26,7 +26,7 @@ from wds_pipes.core.stage import Source, Stage, is_built_in
 from wds_pipes.core.state import damaged, read_count, read_digest
 from wds_pipes.core.words import shown
 from wds_pipes.loader.lengths import batches_of, batching
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Piece, Portion, Terms
+from wds_pipes.loader.partition import NOT_BEGUN, LanePiece, LaneStates, OfLane, Portion, Terms
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.stages.sample_list import SampleList
 
@@ -108,9 +108,9 @@ class Slices:
     def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
         return [Portion(self.lane(number, source, epoch))]
 
-    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[Piece]:
+    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[LanePiece]:
         lane, own = self.lane(number, source, epoch), self.samples()[number]
-        return [Piece(lane, 0, own), Piece(lane, own, self._slice(number).count - own, pads=True)]
+        return [LanePiece(lane, 0, own), LanePiece(lane, own, self._slice(number).count - own, pads=True)]
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> None:
         """Return None: the segments have the repeats already."""
