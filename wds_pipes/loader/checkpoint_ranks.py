@@ -35,11 +35,10 @@ from wds_pipes.loader.checkpoint_files import (
     step_directory,
     written_since,
 )
-from wds_pipes.loader.edited import Continuation, find_continuation
 from wds_pipes.loader.meetings import exchange
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.ranks import note, noted
-from wds_pipes.loader.restoring import why_apart
+from wds_pipes.loader.restoring import Continuation, find_continuation, why_apart
 from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 

@@ -19,11 +19,11 @@ from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
-from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import BEGINNING, LaneAt, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranks import is_compared
+from wds_pipes.loader.restoring import Editable
 from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.worker import Begin, Result
@@ -268,7 +268,7 @@ class Progress:
 
     def go_to(self, at: LoaderPosition, plan: Plan | None = None, excluded: Keys | None = None) -> None:
         """Make the next iteration continue from a position, which may be of an edited pipeline: see
-        ``wds_pipes.loader.edited.Continuation``.
+        ``wds_pipes.loader.restoring.Continuation``.
         """
         self.excluded = self.excluded if excluded is None else excluded
         if plan is None or plan is self.plan:

@@ -54,13 +54,6 @@ def in_batches(
     return BatchSamples(stage, size // mix_lanes, drop_last=drop_last, collate=in_lane)
 
 
-def batching(stage: Stage[Any]) -> list[Stage[Any]]:
-    """The steps of a chain that make batches, in order."""
-    # a step that expands takes batches apart
-    after = itertools.takewhile(lambda step: not step.expands, reversed(Chain(stage).steps))
-    return [step for step in after if step.items_per_batch is not None][::-1]
-
-
 def uneven(stage: Stage[Any]) -> Stage[Any] | None:
     """The step that makes batches of different numbers of samples; None if there is none."""
     chain = Chain(stage)

@@ -227,14 +227,14 @@ class Lookup:
         if batches is not None:
             return [_Standing(lane, 0, 0, batches[lane]) for lane in lanes]
         assert samples is not None
-        return [_Standing(lane, 0, 0, *_batches_and_kept(self._plan.batching, samples[lane])) for lane in lanes]
+        return [_Standing(lane, 0, 0, *_batches_and_kept(self._plan.chain.batching, samples[lane])) for lane in lanes]
 
     def _resuming(self, begin: _Standing, state: LaneAt, had: int) -> _Standing:
         """Return where a lane stands after batches of other sizes, which had so many samples."""
         delivered, samples = state.delivered, self._partition.samples()
         if begin.end == MOST or samples is None:  # its batches are all full
             return begin._replace(batches=delivered, samples=had)
-        left, kept = (0, 0) if state.ended else _batches_and_kept(self._plan.batching, samples[begin.lane] - had)
+        left, kept = (0, 0) if state.ended else _batches_and_kept(self._plan.chain.batching, samples[begin.lane] - had)
         return _Standing(begin.lane, delivered, had, delivered + left, had + kept)
 
     def _of_batch(self, lane: _Standing, batch: int) -> tuple[int, int, int]:

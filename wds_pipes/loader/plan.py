@@ -20,7 +20,7 @@ from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.ledger import with_ledger
-from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
+from wds_pipes.loader.lengths import batches_of, why_uncounted
 from wds_pipes.loader.partition import BEGINNING, LaneAt, LaneState, LaneStates, Terms, total_counts
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
@@ -130,7 +130,7 @@ class Plan:
                 f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self.uncounted}; "
                 "or pass epoch_end='loop' and call with_epoch()"
             )
-        held = batching(self.segments.source)
+        held = self.segments.before.batching
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
             after = itertools.takewhile(lambda step: step is not held[-1], reversed(Chain(self.segments.source).steps))
             holding = [f"{functional_name(type(step))}() after " for step in after if step.scope != "item"]
@@ -243,11 +243,6 @@ class Plan:
         """The first stage."""
         return self.chain.root
 
-    @cached_property
-    def batching(self) -> list[Stage[Any]]:
-        """The steps that make batches, in order: all but the first make batches of batches."""
-        return batching(self.stage)
-
     @property
     def batch_size(self) -> int:
         """How many samples a full batch has."""
@@ -256,7 +251,7 @@ class Plan:
     @cached_property
     def part_size(self) -> int:
         """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
-        return math.prod(step.items_per_batch or 1 for step in self.batching)
+        return math.prod(step.items_per_batch or 1 for step in self.chain.batching)
 
     @cached_property
     def terms(self) -> Terms:
@@ -276,7 +271,7 @@ class Plan:
         else:
             # Count by samples, since earlier batches may have had another size.
             parts = sum(
-                batches_of(self.batching, samples[number] - self.samples_had(number, lane))
+                batches_of(self.chain.batching, samples[number] - self.samples_had(number, lane))
                 for number, lane in going.items()
             )
         return parts // self.parts if self.drop_last else -(-parts // self.parts)
@@ -286,7 +281,7 @@ class Plan:
         """Whether the last batches of an epoch may have fewer samples than the others."""
         return self.mode == "exact" and (
             (self.parts > 1 and not self.drop_last)
-            or any(step.batches_of(1) for step in self.batching if step.items_per_batch != 1)
+            or any(step.batches_of(1) for step in self.chain.batching if step.items_per_batch != 1)
         )
 
     def without_part(self, lane: LaneAt, digest: Digest) -> LaneAt:

@@ -25,7 +25,7 @@ from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.stage import Source, Stage, is_built_in
 from wds_pipes.core.state import damaged, read_count, read_digest
 from wds_pipes.core.words import shown
-from wds_pipes.loader.lengths import batches_of, batching
+from wds_pipes.loader.lengths import batches_of
 from wds_pipes.loader.partition import NOT_BEGUN, LanePiece, LaneStates, OfLane, Portion, Terms
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.stages.sample_list import SampleList
@@ -170,7 +170,7 @@ class Slices:
         steps = sum(lane["delivered"] for lane in states.values())
         if not (alike and fits) or (len(states) == self.lanes and steps % terms.ranks):
             return None
-        batches, samples, makers = self.batches(terms), self.samples(), batching(terms.chain.steps[-1])
+        batches, samples, makers = self.batches(terms), self.samples(), terms.chain.batching
         for number, lane in states.items():
             most = batches_of(makers, samples[number]) if batches is None else batches[number]
             if lane["delivered"] > most or (lane["ended"] and lane["delivered"] < most):
