@@ -335,7 +335,7 @@ class PipeLoader:
         Its ``"epoch"`` is that of the next batch: after the last batch of epoch 4 it is 5.
         """
         at, plan = self._progress.position, self._plan
-        state = plan.of_all_ranks(at) | {
+        state = plan.entries_of_all_ranks(at) | {
             "rank": self.rank.number,
             "step": at.step,
             "lanes": {str(number): lane for number, lane in plan.states(at).items()},

@@ -193,7 +193,7 @@ class Plan:
         """The entries of a state that say what it is of, pickled."""
         return pickle.dumps({**self.recipe.entries, "graph": self.recipe.graph_entry})
 
-    def of_all_ranks(self, at: LoaderPosition) -> State:
+    def entries_of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
         state: State = {
             "version": STATE_VERSION,
@@ -226,7 +226,7 @@ class Plan:
         if self.rank.of == 1:
             self.source.check_resumable()
             return
-        facts = self.of_all_ranks(at) | {
+        facts = self.entries_of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
             "sources": _sources(self.recipe),
