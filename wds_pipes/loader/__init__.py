@@ -13,8 +13,7 @@ JSON of marks when a state is requested.
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
   ``sticky``: ranks that have the same shards in all epochs; ``remainders``: how lanes share what is
   left of opened shards; ``partition``: what the two kinds share; ``segments``: runs a lane.
-- ``restoring``: from the states of ranks to the place where a loader continues; ``edited``: the
-  same with edits.
+- ``restoring``: from the states of ranks to the place where a loader continues, also with edits.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
 - ``lookup``: which samples a rank gets at a step, and when a sample comes, without reading.
 - ``in_trainers``: a loader or a dataset in a trainer that takes it for something else.

@@ -24,7 +24,6 @@ from wds_pipes.core.stage import END, Stage, close_running, functional_name, is_
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.urls import hide
-from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
 from wds_pipes.loader.partition import LaneAt
 from wds_pipes.loader.segments import MOST_EMPTY, LaneReading, with_lane
@@ -183,7 +182,7 @@ class _Running:
         self._chain = Chain(self.stage)
         self._end: Result | None = None
         self._epochs = 0  # since the last batch
-        self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
+        self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in self._chain.batching)
 
     def __del__(self) -> None:
         # The chain is a reference cycle of stages and generators. Without this, what it has open

@@ -20,7 +20,7 @@ from wds_pipes.core.words import shown
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import Sample, check_sample
-from wds_pipes.stages.mix import check_sources
+from wds_pipes.stages.mix import check_pipelines
 from wds_pipes.stages.shard_list import ShardList, shard_of
 from wds_pipes.tar.keys import is_metadata
 
@@ -481,7 +481,7 @@ def _disordered(first: _Reader, other: _Reader, key: str) -> SampleError:
 
 def _check_sources(sources: Mapping[str, Stage[Any]]) -> None:
     """Raise if these are not pipelines by name that join() can take."""
-    check_sources(sources, "join")
+    check_pipelines(sources, "join")
     if len(sources) < 2:
         raise ValueError("join() needs at least two sources")
     numbers: dict[str, int] = {}
