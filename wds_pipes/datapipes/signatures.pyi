@@ -68,6 +68,7 @@ class Methods(Generic[T_co]):
         scale: tuple[float, float] | None = None,
         ratio: tuple[float, float] | None = None,
         flip: bool = False,
+        boxes: bool = False,
         upright: bool = False,
         pages: Literal["all"] | None = None,
         sample_rate: int | None = None,

@@ -118,7 +118,12 @@ class Plan:
                 "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
                 "pack_samples() and bucket_samples() must be the last of these steps."
             )
-        self.stage = lay_out(summing, scope=self.kind.scope, pads=epoch_end == "pad", loops=epoch_end == "loop")
+        self.stage = lay_out(
+            summing,
+            scope="item" if self.kind.in_order else "window",
+            pads=epoch_end == "pad",
+            loops=epoch_end == "loop",
+        )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")

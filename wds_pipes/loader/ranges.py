@@ -97,10 +97,8 @@ class Ranges:
         counts: the samples of the epoch that came before, by what became of them.
         later: with ``epoch_end="loop"``: the partitions of the next epochs, as far as these were
             repartitioned, since lanes had begun them.
-        scope: the ``scope`` of the stage that runs the segments.
         fit_any_batches: the ways to end an epoch with which lanes go on with batches of any size.
         in_order: whether all lanes share one order; samples can be left out of it by their places.
-        may_be_more: whether lanes of a state beyond those that a loader needs are kept.
         sizes: how the unopened shards are divided.
         history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
             lanes had opened when the epoch was repartitioned.
@@ -122,10 +120,8 @@ class Ranges:
     ranks: int = 0
     given: int = 0
 
-    scope: ClassVar = "window"
     in_order: ClassVar = False
     fit_any_batches: ClassVar = ("exact", "loop")
-    may_be_more: ClassVar = True
 
     @classmethod
     def of(cls, lanes: int, epoch: int, terms: Terms) -> Ranges:

@@ -310,7 +310,7 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     """Return the position from which this rank continues."""
     count, whole = saved.lane_count, len(lanes) == saved.lane_count
     terms, kind, new = plan.terms, kind_in(saved.partition), plan.new_lanes()
-    unit, more = plan.rank.of * plan.parts, plan.lanes is None and plan.kind.may_be_more
+    unit, more = plan.rank.of * plan.parts, plan.lanes is None and not plan.kind.in_order
     alike = _is_alike(plan, saved, kind, whole=whole)
     fits = count % unit == 0 and (count == new or (more and (count > new or plan.elastic)))
     size = saved.batch_size // saved.mix_lanes

@@ -39,7 +39,7 @@ class Slices:
     """A partition of the global order of an epoch, from a place on, into slices.
 
     Attributes:
-        lanes, counts, later, scope, in_order, fit_any_batches, may_be_more: as in ``Ranges``.
+        lanes, counts, later, in_order, fit_any_batches: as in ``Ranges``.
         place: the first place that no rank has had.
         stop: the end of the last batch.
         size: how many samples a batch has.
@@ -58,10 +58,8 @@ class Slices:
     left_out: int = 0
 
     later: ClassVar = ()
-    scope: ClassVar = "item"
     in_order: ClassVar = True
     fit_any_batches: ClassVar[tuple[str, ...]] = ()
-    may_be_more: ClassVar = False
     given: ClassVar = 0
 
     @classmethod

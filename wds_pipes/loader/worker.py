@@ -32,6 +32,9 @@ from wds_pipes.loader.stats import Meter, Spent
 from wds_pipes.loader.transport import Inbox, Outbox, Sent
 from wds_pipes.stages.batch_samples import BatchSamples
 
+# the end of the message of each WorkerError
+GO_ON = "To continue, call load_state_dict(state_dict()), then iter(): iter() alone begins the next epoch."
+
 
 class Begin(NamedTuple):
     """Where a lane begins, after how many batches it ends (None: when it is exhausted), and whether
@@ -117,7 +120,7 @@ def _packed(outbox: Outbox, result: Result) -> Sent:
         unsent = WorkerError(
             f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
             f"{hide(str(error))}). Make the last step return what "
-            "can be pickled, or use num_workers=0. state_dict() is still good."
+            f"can be pickled, or use num_workers=0. {GO_ON}"
         )
         return outbox.pack(_failure(lane, unsent))
 

@@ -203,7 +203,7 @@ class ShardSource(Order, Source[Out]):
         return None if number is None else str(number)
 
     def with_growth(self, grown: Grown) -> Self:
-        """Return this list, of which some epochs have only the first shards: see ``Source``."""
+        """Return this list, some epochs of which have only its first shards: ``Order.grown``."""
         again = copy.copy(self)
         again.grown = grown
         return again
