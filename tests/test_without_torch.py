@@ -159,3 +159,22 @@ def printed(tmp_path_factory):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_works(name, printed):
     assert printed[name] == PROGRAMS[name][1]
+
+
+def test_info_of_a_local_shard_imports_no_networking_and_no_imaging():
+    code = """
+        import io, sys, tarfile, tempfile
+        from wds_pipes.tools import info
+
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(folder + "/a.tar", "w") as shard:
+                for name, data in (("0.txt", b"text"), ("0.json", b"[1]")):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    shard.addfile(member, io.BytesIO(data))
+            assert {name: each.example for name, each in info(folder + "/a.tar").fields.items()} == {
+                "txt": "text", "json": "[1]"
+            }
+        print(sorted({"asyncio", "ssl", "PIL", "wds_pipes.stages", "wds_pipes.core.chain"} & sys.modules.keys()))
+    """
+    assert run_code(code) == "[]\n"

@@ -22,10 +22,13 @@ the error has both, ``mend`` and ``mend_cli``, and so have errors of Python and 
 
 from __future__ import annotations
 
+import errno
 import shlex
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # what the process or the machine has too few of
 
 E = TypeVar("E", bound=BaseException)
 
@@ -145,6 +148,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__
 
 
+def is_of_data(error: BaseException) -> bool:
+    """Whether an error may be the fault of one shard or sample. Missing permissions and too many
+    open files are not: the same would happen to the others.
+    """
+    is_short = isinstance(error, OSError) and error.errno in _SHORT
+    return not (is_short or isinstance(error, PermissionError)) and bool(getattr(error, "of_data", True))
+
+
 class ShardError(WdsError, OSError):
     """A shard cannot be opened, read or parsed. Also an OSError.
 
@@ -223,7 +234,8 @@ class StateError(WdsError, RuntimeError):
 class WorkerError(WdsError):
     """A worker process died, returned nothing for ``timeout_seconds``, or cannot send a batch.
 
-    A worker may die because memory is short. The state of the loader remains valid.
+    A worker may die because memory is short. To continue, load the state that the loader has:
+    ``loader.load_state_dict(loader.state_dict())``. ``iter(loader)`` alone begins the next epoch.
     """
 
 

@@ -23,6 +23,7 @@ from tars import by_reader, by_tarfile, pairs, put, samples, tar
 from wds_pipes import tools
 from wds_pipes.cli import main
 from wds_pipes.codecs import images
+from wds_pipes.codecs.codec import IMAGE_FORMATS
 from wds_pipes.tar import TarWriter, index_shards
 
 
@@ -392,3 +393,12 @@ def test_what_commands_print_has_no_control_characters(tmp_path, command):
     assert output
     assert set(output).isdisjoint(control), output
     assert not any(line.startswith("forged") for line in output.splitlines())
+
+
+@pytest.mark.parametrize("form", IMAGE_FORMATS)
+def test_info_knows_an_image_by_its_first_bytes(form, tmp_path):
+    data = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(data, form)
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "0", "bin": data.getvalue()})
+    assert tools.info(str(tmp_path / "a.tar")).fields["bin"].kinds == {f"{form} image": 1}

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_pipes.core.lane import ShardRanges, joined
+from wds_pipes.core.lane import ShardRanges
 
 COUNTS = st.lists(st.one_of(st.integers(0, 5), st.just(1 << 40)), max_size=6)
 RANGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(3, 9)), max_size=6)
@@ -37,6 +37,6 @@ def test_runs_of_samples(ranges, data):
 @given(st.lists(RANGES, min_size=1, max_size=3))
 def test_lists_are_joined(lists):
     whole = [one for ranges in lists for one in ranges]
-    assert list(joined(map(ShardRanges.of, lists))) == whole
+    assert list(ShardRanges.of_all(map(ShardRanges.of, lists))) == whole
     assert ShardRanges.of(whole) == ShardRanges.of(whole) != ShardRanges.of([*whole, (0, 0, 1)])
     assert len({ShardRanges.of(whole), ShardRanges.of(whole)}) == 1

@@ -39,6 +39,8 @@ Encoder = Callable[[Any], bytes]
 
 # Images are recognised by content, whatever the field is called.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # Pillow's names
+# What files of these formats begin with. Other files may, too: Pillow decides.
+IMAGE_STARTS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"II", b"MM", b"GIF", b"BM", b"P")
 PACKED = ("gz", "bz2", "xz", "zst")
 MAX_DECODED_BYTES = 1 << 30
 MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,12 +10,11 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.stage import Limited, Out, Reports, Source, Stage, functional_name
-from wds_pipes.errors import SampleError, WdsError, causes
+from wds_pipes.errors import SampleError, WdsError, causes, is_of_data
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
 _MOST_TEXT = 500  # how much of the message of the first one is kept
 _CHOICES = ("raise", "skip")
-_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 # "raise" or "skip"; or by the class of the error or of a cause of it, where the most special class
 # decides, and what is not listed is raised; or a function of the error.
@@ -115,14 +113,6 @@ class Tolerant(Limited, Reports, Stage[Out]):
             raise error
         if count <= LOGGED:
             logger.warning("skipped: %s%s", error, " Further ones are only counted." if count == LOGGED else "")
-
-
-def is_of_data(error: BaseException) -> bool:
-    """Whether an error may be the fault of one shard or sample. Missing permissions and too many
-    open files are not: the same would happen to the others.
-    """
-    is_short = isinstance(error, OSError) and error.errno in _SHORT
-    return not (is_short or isinstance(error, PermissionError)) and bool(getattr(error, "of_data", True))
 
 
 def common_on_error(sources: Iterable[Source[Any]]) -> OnError:

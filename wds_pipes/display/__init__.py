@@ -3,6 +3,17 @@
 # ``samples``: samples and batches; ``text``: one value; ``pictures``: small pictures, also for the
 # pages of ``wds_pipes.browse``; ``graph``: pipelines; ``states``: states in words.
 
-from wds_pipes.display.samples import View, show
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wds_pipes.display.samples import View, show
 
 __all__ = ["View", "show"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    from wds_pipes.display import samples  # imports numpy and the chains, which text does not need
+
+    return getattr(samples, name)

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from wds_pipes.io.urls import hide, is_secret
 
 MAX_TEXT = 80  # characters of a string in a call
@@ -37,8 +35,13 @@ def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) 
         return "'...'" if is_secret(name) else repr(cut(hide(text, text), limit))
     if is_secret(name) and isinstance(value, (int, float)) and not isinstance(value, bool):
         return "..."
-    if value is None or isinstance(value, (bool, int, float, complex, Fraction, np.number, np.bool_)):
-        return cut(str(value) if isinstance(value, np.generic) else repr(value), limit)
+    if hasattr(value, "dtype"):
+        import numpy as np  # only here: it takes longer than all else to show a text
+
+        if isinstance(value, (np.number, np.bool_)):
+            return cut(str(value), limit)
+    if value is None or isinstance(value, (bool, int, float, complex, Fraction)):
+        return cut(repr(value), limit)
     if isinstance(value, (bytes, bytearray)):
         return f"<{len(value):,} bytes>"
     if isinstance(value, Mapping):

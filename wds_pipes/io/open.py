@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import os
 import signal
 import stat
@@ -14,17 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import NO_NETWORK, Meters, Network
-from wds_pipes.core.tolerant import is_of_data
-from wds_pipes.errors import CacheError, ShardError, StateError
+from wds_pipes.errors import CacheError, ShardError, StateError, is_of_data
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.remote.budget import Client, Reading
-from wds_pipes.io.remote.file_systems import missing_package
-from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
 from wds_pipes.io.urls import at_home, clean, hide, local_path, options_for, redact, with_variables
 from wds_pipes.io.verified import Verified
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
+    from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
 
 
 _PATIENCE = 2.0  # seconds for a command to end after SIGTERM, when its output was closed
@@ -151,6 +148,8 @@ class Opener:
         elif isinstance(error, PermissionError):
             message = "may not be read: check its permissions."
         elif isinstance(error, ImportError):
+            from wds_pipes.io.remote.file_systems import missing_package
+
             message = (
                 f"needs a package that is not installed ({hide(str(error), url, options)}): {missing_package(url)}."
             )
@@ -202,6 +201,8 @@ class Opener:
     def _fetch(
         self, url: str, start: int, queue: ReadQueue | None, size: int | None, *, wait: bool, meters: Meters | None
     ) -> RemoteShard:
+        from wds_pipes.io.remote.queue import ReadQueue, RemoteShard  # import asyncio, which local shards do not need
+
         if self._cache is not None:
             self._store(url, fetches=True)
         shard = RemoteShard(
@@ -311,6 +312,8 @@ class LocalVersion:
 
 def _standard_input() -> int:
     """The file descriptor of standard input."""
+    import multiprocessing  # only here: it takes a while
+
     if multiprocessing.parent_process() is not None:
         raise ShardError(
             "standard input ('-') cannot be read in a worker process: pass num_workers=0, or write the bytes to "

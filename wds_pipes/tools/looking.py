@@ -18,8 +18,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
-from wds_pipes.codecs.codec import IMAGE_FORMATS, NotAllowedError, registered_codecs
-from wds_pipes.codecs.images import decoders_in_use
+from wds_pipes.codecs.codec import IMAGE_FORMATS, IMAGE_STARTS, NotAllowedError, registered_codecs
 from wds_pipes.codecs.table import Decoding
 from wds_pipes.codecs.text import decode_text
 from wds_pipes.core.options import check_count
@@ -71,6 +70,8 @@ def info(
 
 def codecs() -> dict[str, str]:
     """Return the package that decodes each image format, with its version."""
+    from wds_pipes.codecs.images import decoders_in_use
+
     return {name: f"{package} {_version(package)}" for name, package in decoders_in_use().items()}
 
 
@@ -636,6 +637,8 @@ class Header(NamedTuple):
 
 def image_header(data: bytes) -> Header | None:
     """Return the header of an image; None: it is none."""
+    if not data.startswith(IMAGE_STARTS):  # for other data, Pillow would import all its formats
+        return None
     from PIL import Image
 
     try:

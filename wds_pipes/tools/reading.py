@@ -8,25 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import count, islice
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, ShardWarning, WdsError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.grouping import GroupedShard, Grouping, Usual, suspect_sample, warn_of
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import MissingIndexError, ShardFacts, exists, find_facts, folder_of, list_shards
 from wds_pipes.tar.indexing import readable
 from wds_pipes.tar.keys import is_metadata, splitter
-from wds_pipes.tar.located import Located
 from wds_pipes.tar.reader import Link, TarReader
+
+if TYPE_CHECKING:
+    from wds_pipes.core.stream import Stream
+    from wds_pipes.stages import SampleList
+    from wds_pipes.tar.located import Located
 
 Sample = dict[str, Any]
 CONNECTIONS = 8
@@ -261,7 +262,8 @@ def size_of(url: str, known: ShardFacts, storage_options: dict[str, Any] | None)
 
 class Source:
     """The samples of shards, as the pipelines read them: by their index of offsets if all have
-    one, else from the beginning.
+    one, else from the beginning. The steps are imported when one is read: they import numpy and
+    asyncio, which a walk over a local shard does not need.
 
     Args:
         urls: the shards.
@@ -304,12 +306,24 @@ class Source:
     @cached_property
     def located(self) -> Located:
         """Where the samples are, as the indexes beside the shards say."""
+        from wds_pipes.io.ranges import RangeReader
+        from wds_pipes.tar.located import Located
+
         shards, files = shards_of(self._urls, self._options), RangeReader(self._options, CONNECTIONS)
         return Located(shards, None, files, self._options, CONNECTIONS, key_split="first-dot")
 
     def chosen(self, where: Any) -> SampleList:
         """The samples with these numbers or keys, by the indexes; None: all."""
+        from wds_pipes.stages import SampleList
+
         return SampleList(self._urls, storage_options=self._options, where=where)
+
+    def fetch(self, where: Any) -> Iterator[Sample]:
+        """Yield the samples with these numbers or keys, by the indexes."""
+        from wds_pipes.core.stream import Stream
+        from wds_pipes.stages import FetchSamples
+
+        return iter(Stream(FetchSamples(self.chosen(where), fields=self._fields)))
 
     def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
         """Yield the samples from number ``start`` on, before ``stop`` (None: to the end)."""
@@ -318,11 +332,14 @@ class Source:
             chosen = range(self.indexed.count)[start:stop]
             if chosen and self.located.place(start)[1]:
                 self.located.check_whole(start - 1)  # raises if it goes on, since keys end at other dots in the index
-            return iter(Stream(FetchSamples(self.chosen(chosen), fields=self._fields))) if chosen else iter(())
+            return self.fetch(chosen) if chosen else iter(())
         return islice(self.read(), start, stop)
 
     def read(self) -> Iterator[Sample]:
         """Yield all samples, from the beginning."""
+        from wds_pipes.core.stream import Stream
+        from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+
         shards = ShardList(shards_of(self._urls, self._options), empty_check=False, storage_options=self._options)
         members = LoadTar(OpenShards(shards))
         self._stream = Stream(
@@ -373,7 +390,7 @@ def _find(sample: int | str, source: Source, key_split: str, on_scan: Callable[[
     if source.indexed is not None:
         if isinstance(sample, str):
             try:
-                return next(iter(Stream(FetchSamples(source.chosen([sample])))))
+                return next(source.fetch([sample]))
             except MissingIndexError:  # an index of another program has offsets, and no keys
                 pass
             except ValueError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wds_pipes.io.remote.stores import Stores
+if TYPE_CHECKING:
+    import asyncio
 
 _LEAST_MEASURED = 1 << 20  # bytes: the rate of a connection with fewer is not precise
 
@@ -116,6 +116,8 @@ class Client:
     """
 
     def __init__(self, reading: Reading) -> None:
+        from wds_pipes.io.remote.stores import Stores  # imports asyncio, which local shards do not need
+
         self.reading = reading
         self.budget = budget()
         self.stores = Stores(reading.storage_options, reading.connections, reading.patience)
