@@ -90,7 +90,7 @@ class ShardRanges(Sequence[ShardRange]):
         return self if self.stops.all() else self[np.flatnonzero(self.stops)]
 
     @property
-    def _ends(self) -> npt.NDArray[np.int64]:
+    def ends(self) -> npt.NDArray[np.int64]:
         """How many samples there are up to the end of each range, of counted shards."""
         return np.cumsum(self.stops - self.starts, dtype=np.int64)
 
@@ -98,19 +98,19 @@ class ShardRanges(Sequence[ShardRange]):
         """Return the samples that come after these numbers of others: the number of the shard of
         each, and its number there. The shards are counted.
         """
-        ends = self._ends
+        ends = self.ends
         of = np.searchsorted(ends, taken, side="right")
         return self.numbers[of].astype(np.int64), self.stops[of] - (ends[of] - taken)
 
     def before(self, shard: int, number: int) -> list[int]:
         """Return of each time that a sample comes, how many others come before it."""
         of = np.flatnonzero((self.numbers == shard) & (self.starts <= number) & (number < self.stops))
-        taken: list[int] = (self._ends[of] - (self.stops[of] - number)).tolist()
+        taken: list[int] = (self.ends[of] - (self.stops[of] - number)).tolist()
         return taken
 
     def cut(self, sizes: Iterable[int]) -> Iterator[ShardRanges]:
         """Yield runs of these numbers of samples, one after the other, of counted shards."""
-        ends, stop = self._ends, 0
+        ends, stop = self.ends, 0
         for size in sizes:
             start, stop = stop, stop + size
             first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")

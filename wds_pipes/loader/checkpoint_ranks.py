@@ -231,8 +231,8 @@ def gather_states(loader: PipeLoader, group: Any, what: str, timeout_seconds: fl
     return with_shared(apart)
 
 
-def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Continuation:
-    """Return the place from which a loader continues after loading the states of all ranks.
+def continuation_of(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Continuation:
+    """Return where a loader continues after loading the states of all ranks.
 
     ``where`` says, for messages, where the states are from.
     """

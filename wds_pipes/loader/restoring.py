@@ -73,12 +73,12 @@ def find_continuation(editable: Editable, state: State | list[State], edits: Edi
     """
     plan, stage, new_plan = editable
     if isinstance(state, (list, tuple)):
-        state = of_rank(list(state), plan, edits.moved or plan.recipe.data.moved)
+        state = _of_rank(list(state), plan, edits.moved or plan.recipe.data.moved)
     edition = Edition(stage, state, edits, held, in_order=plan.kind.in_order)
     if not edition.changes:
-        return Continuation(restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
+        return Continuation(_restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
     then = new_plan(edition.then)
-    at = restore(then, state, moved=edits.moved, changed=edits.changed)
+    at = _restore(then, state, moved=edits.moved, changed=edits.changed)
     now = new_plan(edition.now(None if at.begins else _last_begun(edition.saved)))
     if at.begins:  # it may have other samples
         at = now.beginning(at.epoch, at.partition.lanes).counted_from(at)._replace(earlier=at.earlier)
@@ -233,7 +233,7 @@ def _merged(states: list[State], saved: list[Saved]) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-def of_rank(states: list[State], plan: Plan, moved: bool) -> State:
+def _of_rank(states: list[State], plan: Plan, moved: bool) -> State:
     """Return the state that a rank loads, from the states of all ranks: all as one, or its own if
     the ranks can only continue by themselves.
     """
@@ -249,7 +249,7 @@ def of_rank(states: list[State], plan: Plan, moved: bool) -> State:
     return next(state for state, of in zip(states, saved, strict=True) if of.rank == plan.rank.number)
 
 
-def restore(plan: Plan, state: State, *, moved: bool = False, changed: bool = False) -> LoaderPosition:
+def _restore(plan: Plan, state: State, *, moved: bool = False, changed: bool = False) -> LoaderPosition:
     """Return the position in a state from which this rank continues.
 
     Raises:

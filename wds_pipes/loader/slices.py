@@ -96,8 +96,8 @@ class Slices:
         place, digest = self.next_place(states, terms) + more, of_counts(self.counts)
         return self.of(self.lanes, epoch, terms, place, digest, left_out=self.left_out + more)
 
-    def _slice(self, number: int) -> Slice:
-        return Slice(self.size, self.place, self.stop, number, self.lanes)
+    def _slice(self, number: int, stop: int | None = None) -> Slice:
+        return Slice(self.size, self.place, self.stop if stop is None else stop, number, self.lanes)
 
     def lane(self, number: int, source: Source[Any], epoch: int) -> Lane:
         padding = False if self.pads else None
@@ -107,14 +107,14 @@ class Slices:
         return [Portion(self.lane(number, source, epoch))]
 
     def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[LanePiece]:
-        lane, own = self.lane(number, source, epoch), self.samples()[number]
+        lane, own = self.lane(number, source, epoch), self._slice(number, self.total).count
         return [LanePiece(lane, 0, own), LanePiece(lane, own, self._slice(number).count - own, pads=True)]
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> None:
         """Return None: the segments have the repeats already."""
 
     def samples(self) -> list[int]:
-        return [Slice(self.size, self.place, self.total, lane, self.lanes).count for lane in range(self.lanes)]
+        return [self._slice(lane, self.total).count for lane in range(self.lanes)]
 
     def batches(self, terms: Terms) -> list[int] | None:
         if terms.mode == "exact":

@@ -328,18 +328,13 @@ class SampleList(ShardSource[SampleRef]):
 
     def _range_places(self, lane: Lane, done: int, inside: int) -> _Blocks:
         """Yield the places of a lane with ranges of blocks."""
-        size = self._block_in(lane.epoch)
-        ranges = ShardRanges.of((lane.shards or ())[done:])
-        counts, firsts = ranges.stops - ranges.starts, ranges.numbers * size + ranges.starts
-        counts[:1] -= inside
-        firsts[:1] += inside
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        for start in range(0, total, _BLOCK):
+        ranges, size = ShardRanges.of((lane.shards or ())[done:]), self._block_in(lane.epoch)
+        total, ends = ranges.samples, ranges.ends
+        for start in range(inside, total, _BLOCK):
             taken = np.arange(start, min(start + _BLOCK, total))
-            of = np.searchsorted(ends, taken, side="right")  # the range of each place
-            insides = taken - (ends - counts)[of]
-            yield firsts[of] + insides, ((insides == 0) & (of > 0)).tolist(), itertools.repeat(lane.padding)
+            numbers, insides = ranges.samples_after(taken)
+            begins = ends[np.searchsorted(ends, taken)] == taken
+            yield numbers * size + insides, begins.tolist(), itertools.repeat(lane.padding)
 
     def _slice_places(self, lane: Lane, inside: int) -> _Blocks:
         """Yield the places of a lane that is a slice."""
