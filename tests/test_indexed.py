@@ -366,16 +366,16 @@ def test_a_wrong_offset_never_gives_half_a_sample(stem, read, tmp_path):
     assert wrong >= 12
 
 
-def test_a_wrong_offset_never_cuts_a_folder(tmp_path):
-    """Nor where names do not begin as keys do."""
+@pytest.mark.parametrize("key_split", ["folder", lambda name: (name[2], name[4])])
+def test_a_wrong_offset_never_cuts_a_sample_of_names_that_begin_otherwise(key_split, tmp_path):
     url = str(tmp_path / "x.tar")
     with open(url, "wb") as file:
         file.write(tar([(f"./{number}/{field}", field.encode()) for number in range(3) for field in ("a", "b", "c")]))
-    index_shards(url, offsets=True, key_split="folder")
+    index_shards(url, offsets=True, key_split=key_split)
     offsets = np.fromfile(f"{url}.idx", "<u8")
     np.array([offsets[0], offsets[1] - 1024, *offsets[2:]], "<u8").tofile(f"{url}.idx")
     with pytest.raises(wp.ShardError, match="sample '0' goes on at byte 2048"):
-        wp.IndexedShards(url, key_split="folder")[0]
+        wp.IndexedShards(url, key_split=key_split)[0]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)

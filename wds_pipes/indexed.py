@@ -292,9 +292,10 @@ class _Opened:
             return self.read([number])[0]
         shard = bisect_right(self._starts, number) - 1
         url, place, offsets = self._urls[shard], number - self._starts[shard], self.located.offsets(shard)
-        before, start, stop = offsets[place - 1] if place else -1, offsets[place], offsets[place + 1]
+        start, stop, last, before = offsets[place], offsets[place + 1], place + 2 == len(offsets), None
+        if self._parser.begins != (url, start):  # else the sample before it was read last
+            before = offsets[place - 1] if place else -1
         part = self._files.read_one(url, start, stop + AFTER, before=before)
-        last = place + 2 == len(offsets)
         sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
         return sample if self._decode is None else self._decode(sample)
 

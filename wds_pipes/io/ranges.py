@@ -86,9 +86,10 @@ class LocalFile:
         return self._size
 
     def __getitem__(self, part: slice) -> bytes:
-        start, stop = part.start or 0, self._size if part.stop is None else min(part.stop, self._size)
+        start, stop = part.start or 0, self._size if part.stop is None else part.stop
         data, base = self._held
-        if not base <= start < stop <= base + len(data):
+        if not base <= start <= stop <= base + len(data):
+            stop = min(stop, self._size)
             if start >= stop:
                 return b""
             if stop - start >= _WINDOW:

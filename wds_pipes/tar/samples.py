@@ -43,8 +43,6 @@ class SampleParser:
         self._split, self._stale, self._key_split = splitter(key_split), stale, key_split
         self._want = wants(fields, key_split)
         self._grouping = Grouping(key_split, fields=fields, on_repeated_key="ignore")
-        # by other rules, a name such as ./0/a has another key than its first bytes
-        self._key_begins_name = key_split in ("first-dot", "last-dot")
         self._linked: set[str] = set()  # the shards of which a link was reported
         self.begins = "", 0
 
@@ -119,8 +117,10 @@ class SampleParser:
         Raises:
             ShardError: the sample goes on, or samples follow the last one.
         """
-        head, begin = data[end : end + BLOCK], key if self._key_begins_name else ""
-        if head[_KIND_AND_PREFIX] not in _PLAIN_NAME or head.startswith(begin.encode("utf-8", "surrogateescape")):
+        head = data[end : end + BLOCK]
+        # only the name of a file with such a header can have this key, or begin with it
+        begin = b"" if callable(self._key_split) else key.encode("utf-8", "surrogateescape")
+        if head[_KIND_AND_PREFIX] not in _PLAIN_NAME or head.startswith((begin, b"./" + begin)):
             name = first_name(data[end : end + _MOST_AFTER])
             parts = self._split(name) if name else None
             if parts is not None and parts[0] == key:
