@@ -531,6 +531,16 @@ def test_random_crops_are_parts_of_the_image_and_the_same_of_all_images_of_a_sam
     assert all(same(one, other) for one, other in zip(found, again, strict=True))
 
 
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_a_photo_that_is_turned_upright_is_cropped_as_the_upright_one(orientation):
+    """From the same place, and mirrored left to right, not upside down."""
+    lies = lying(orientation, "PNG", ramp(75, 100))
+    upright = saved(np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(lies)))), "PNG")
+    found = [random_crops(data, count=20, size=(20, 30), flip=True, upright=True) for data in (lies, upright)]
+    for one, other in zip(*found, strict=True):
+        assert np.abs(one["jpg"].astype(int) - other["jpg"]).max() <= 2
+
+
 @pytest.mark.parametrize("size", [24, (112, 96)])
 def test_a_crop_of_a_jpeg_is_near_to_one_by_pillow(decoder, size, monkeypatch):
     """Also where it is decoded at a part of its size."""
@@ -555,10 +565,51 @@ def test_the_middle_of_images_is_cropped_for_validation():
     assert np.abs(found.astype(int) - expected).max() <= 3
 
 
+def by_its_box(whole, found, size):
+    """A crop of a decoded image, by Pillow; one of floats is the middle of the resized image."""
+    left, top, width, height, mirrored = found.tolist()
+    box, size = (left, top, left + width, top + height), (size[1], size[0])
+    whole = Image.fromarray(whole)
+    small = whole.resize(size, BILINEAR, box) if type(left) is float else whole.crop(box).resize(size, BILINEAR)
+    return np.asarray(ImageOps.mirror(small) if mirrored else small).astype(int)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("options", [{"crop": "random", "flip": True}, {"crop": "center", "resize": 72}])
+def test_boxes_say_which_part_of_the_decoded_image_a_crop_is(options, orientation):
+    """Of each of several images, which differ in size, by its name."""
+    data = {"jpg": lying(orientation, "PNG", ramp(75, 100)), "left.png": lying(orientation, "WEBP", ramp(60, 90))}
+    whole = {name: decode(image, upright=True) for name, image in data.items()}
+    samples = [{"__key__": f"{number}", "__url__": "a.tar", **data} for number in range(30)]
+    step = DecodeByExt(Given(samples), "rgb8", size=(36, 48), upright=True, boxes=True, **options)
+    flips = set()
+    for sample in Stream(step):
+        assert sample.keys() == {"__key__", "__url__", *data, "__crop_jpg__", "__crop_left.png__"}
+        for name in data:
+            box = sample[f"__crop_{name}__"]
+            assert (box.shape, box.dtype) == ((5,), np.int64 if options["crop"] == "random" else np.float64)
+            assert np.abs(sample[name] - by_its_box(whole[name], box, (36, 48))).max() <= 3
+            flips.add(int(box[4]))
+    assert flips == ({0, 1} if options["crop"] == "random" else {0})
+
+
+def test_boxes_come_with_batches_from_workers(tmp_path):
+    urls = make_shards(str(tmp_path), shards=2, samples=4, fields=("jpg",))
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+    whole = {sample["__key__"]: sample["jpg"] for sample in pipe.decode_by_ext("rgb8")}
+    crops = pipe.decode_by_ext("rgb8", size=9, crop="random", flip=True, boxes=True)
+    batches = list(wp.PipeLoader(crops, batch_size=4, num_workers=2))
+    for batch in batches:
+        assert (batch["__crop__"].shape, batch["__crop__"].dtype) == ((4, 5), torch.int64)
+        for key, image, box in zip(batch["__key__"], batch["jpg"].numpy(), batch["__crop__"], strict=True):
+            assert decibels(image, by_its_box(whole[key], box, (9, 9))) > 33
+    assert len(batches) == 2
+
+
 def test_crops_resume_exactly(tmp_path):
     urls = make_shards(str(tmp_path), shards=2, samples=6, fields=("jpg",))
     pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().shuffle_buffer(4)
-    check_resume(lambda: pipe.decode_by_ext("torchrgb8", size=9, crop="random", flip=True))
+    check_resume(lambda: pipe.decode_by_ext("torchrgb8", size=9, crop="random", flip=True, boxes=True))
     twice = pipe.decode_by_ext("rgb8", size=9, crop="random").repeat(2)
     assert len({sample["jpg"].tobytes() for sample in twice}) > 12, "another crop in each epoch"
 
@@ -568,6 +619,7 @@ WRONG_CROPS = [
     ({"crop": "center", "size": 8}, "resized to resize="),
     ({"crop": "center", "size": 8, "resize": 7}, "does not fit into images"),
     ({"size": 8, "flip": True}, "are those of crop='random'"),
+    ({"size": 8, "boxes": True}, "pass crop="),
     ({"crop": "random", "size": 8, "scale": (0, 1)}, "scale is a pair of bounds"),
     ({"crop": "random", "size": 8, "fit": "contain"}, "no fit="),
     ({"crop": "left", "size": 8}, "crop must be one of 'random', 'center'"),

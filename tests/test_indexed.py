@@ -366,6 +366,18 @@ def test_a_wrong_offset_never_gives_half_a_sample(stem, read, tmp_path):
     assert wrong >= 12
 
 
+def test_a_wrong_offset_never_cuts_a_folder(tmp_path):
+    """Nor where names do not begin as keys do."""
+    url = str(tmp_path / "x.tar")
+    with open(url, "wb") as file:
+        file.write(tar([(f"./{number}/{field}", field.encode()) for number in range(3) for field in ("a", "b", "c")]))
+    index_shards(url, offsets=True, key_split="folder")
+    offsets = np.fromfile(f"{url}.idx", "<u8")
+    np.array([offsets[0], offsets[1] - 1024, *offsets[2:]], "<u8").tofile(f"{url}.idx")
+    with pytest.raises(wp.ShardError, match="sample '0' goes on at byte 2048"):
+        wp.IndexedShards(url, key_split="folder")[0]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(place=st.integers(0, 9), inserted=st.one_of(st.none(), st.integers(1, 40)), read=st.sampled_from(list(READ)))
 def test_an_offset_that_is_missing_or_too_many_never_gives_another_number(place, inserted, read, tmp_path):
@@ -552,6 +564,14 @@ def test_counts_that_do_not_fit_are_an_error(indexed, tmp_path):
         data[0]
     with pytest.raises(ValueError, match="is not in index"):
         wp.IndexedShards(put(tmp_path, OLD), index=tmp_path / "index.json")
+
+
+@pytest.mark.parametrize("remote", ["web"], indirect=True)
+def test_a_sample_that_is_requested_twice_is_two_dicts(remote, far, indexed):
+    for data in (wp.IndexedShards(indexed), wp.IndexedShards(far, storage_options=remote.storage_options)):
+        one, other, again = data.__getitems__([7, 3, 7])
+        assert (one, one["__key__"], other["__key__"]) == (again, data[7]["__key__"], data[3]["__key__"])
+        assert one is not again
 
 
 @pytest.mark.parametrize("remote", ["web"], indirect=True)

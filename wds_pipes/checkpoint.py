@@ -57,13 +57,13 @@ from wds_pipes.loader.checkpoint_ranks import (
     agreeing,
     check_other_loaders,
     check_others,
+    continuation_of,
     gather_states,
     has_group,
     known_of,
     newer_incomplete,
     newest_complete,
     note_saved,
-    place_in,
     read_alone,
     warn_of_own_directory,
 )
@@ -212,7 +212,7 @@ def load(
     alike = agreeing(loader, group, what, timeout_seconds) if together else nullcontext(list[str]())
     with alike as agreed:
         states = states or states_of_step(root, number)
-        at = place_in(loader, states, str(step_directory(root, number)), Edits(moved, exclude, added, mix))
+        at = continuation_of(loader, states, str(step_directory(root, number)), Edits(moved, exclude, added, mix))
         incomplete = newer_incomplete(root, number)
         agreed.append(checksum_of({"ranks": states}) if together else "")
     known.root, known.incomplete = root, incomplete
@@ -335,4 +335,4 @@ class DCPState:
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint "
                 "that was saved with a DCPState under this name."
             ) from error
-        progress_of(self._loader).go_to(*place_in(self._loader, states, "the distributed checkpoint"))
+        progress_of(self._loader).go_to(*continuation_of(self._loader, states, "the distributed checkpoint"))

@@ -234,7 +234,8 @@ class StateError(WdsError, RuntimeError):
 class WorkerError(WdsError):
     """A worker process died, returned nothing for ``timeout_seconds``, or cannot send a batch.
 
-    A worker may die because memory is short. The state of the loader remains valid.
+    A worker may die because memory is short. To continue, load the state that the loader has:
+    ``loader.load_state_dict(loader.state_dict())``. ``iter(loader)`` alone begins the next epoch.
     """
 
 

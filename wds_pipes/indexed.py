@@ -15,7 +15,7 @@ from wds_pipes.core.options import check_count, check_storage_options, checks_op
 from wds_pipes.errors import SampleError
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import LARGE, LocalFile, Range, RangeReader
+from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.urls import Urls, origins_of, redact, with_origins
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -126,7 +126,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         return self._opened
 
     def __len__(self) -> int:
-        return self._open().located.starts[-1] if self._numbers is None else len(self._numbers)
+        return self._open().count if self._numbers is None else len(self._numbers)
 
     def __repr__(self) -> str:
         view = "" if self._numbers is None else f", a view of {len(self._numbers)} samples"
@@ -138,13 +138,15 @@ class IndexedShards(Dataset[dict[str, Any]]):
     def __getitem__(self, number: slice | Sequence[int] | npt.NDArray[Any]) -> IndexedShards: ...
     def __getitem__(self, number: Any) -> Any:
         """Return a sample, or a view for a slice, a list of numbers or an array of them."""
-        if isinstance(number, str):
-            raise TypeError(f"a sample has a number here: for the one with key {number!r:.80} write data.by_key(key)")
         try:
             one = operator.index(number)
         except TypeError:
+            if isinstance(number, str):
+                what = f"a sample has a number here: for the one with key {number!r:.80} write data.by_key(key)"
+                raise TypeError(what) from None
             return self._changed(_numbers=by_numbers(number, self.numbers))
-        return self._open().read([self._number(one, len(self))])[0]
+        opened = self._opened or self._open()
+        return opened.read_one(self._number(one, opened.count if self._numbers is None else len(self._numbers)))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples, in this order; neighbours are read together."""
@@ -261,7 +263,8 @@ class _Opened:
             facts=facts,
         )
         self.located.compare_ends()
-        self.count = self.located.starts[-1]
+        self._starts = self.located.starts
+        self.count = self._starts[-1]
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
@@ -269,37 +272,31 @@ class _Opened:
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)  # neighbours are read together
+        found: list[Any] = [None] * len(numbers)
         if self._local:
-            return self._read_local(numbers)
-        ordered = sorted(set(numbers))
-        places, samples = [self._place(number) for number in ordered], dict[int, Any]()
+            for place in order:
+                found[place] = self.read_one(numbers[place])
+            return found
+        places = [self._place(numbers[place]) for place in order]
         with self._files.read(wanted for wanted, *_ in places) as parts:
-            for number, (wanted, before, start, stop, last), part in zip(ordered, places, parts, strict=True):
+            for place, (wanted, before, start, stop, last), part in zip(order, places, parts, strict=True):
                 url = wanted.url
                 sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
-                samples[number] = sample if self._decode is None else self._decode(sample)
-        return [samples[number] for number in numbers]
-
-    def _read_local(self, numbers: Sequence[int]) -> list[Any]:
-        known: dict[int, tuple[Sequence[int], LocalFile]] = {}
-        starts, urls, parser, decode, found = self.located.starts, self._urls, self._parser, self._decode, []
-        for number in numbers:
-            shard = bisect_right(starts, number) - 1
-            url, place, there = urls[shard], number - starts[shard], known.get(shard)
-            if there is None:
-                offsets, file = self.located.offsets(shard), self._files.file(url)
-                assert file is not None
-                there = known[shard] = offsets, file
-            offsets, file = there
-            start, stop = offsets[place], offsets[place + 1]
-            if stop - start >= LARGE:
-                self._files.announce(file, url, start, stop)
-            before, last = offsets[place - 1] if place else -1, place + 2 == len(offsets)
-            begin = start if parser.begins == (url, start) else max(before, 0)
-            part = file.part(begin, stop + AFTER)
-            sample = parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
-            found.append(sample if decode is None else decode(sample))
+                found[place] = sample if self._decode is None else self._decode(sample)
         return found
+
+    def read_one(self, number: int) -> Any:
+        """Return the sample with a number among all."""
+        if not self._local:
+            return self.read([number])[0]
+        shard = bisect_right(self._starts, number) - 1
+        url, place, offsets = self._urls[shard], number - self._starts[shard], self.located.offsets(shard)
+        before, start, stop = offsets[place - 1] if place else -1, offsets[place], offsets[place + 1]
+        part = self._files.read_one(url, start, stop + AFTER, before=before)
+        last = place + 2 == len(offsets)
+        sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
+        return sample if self._decode is None else self._decode(sample)
 
     def _place(self, number: int) -> tuple[Range, int, int, int, bool]:
         """Return what to read for a sample; where the one before it begins, -1 if there is none;

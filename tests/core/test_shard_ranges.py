@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_pipes.core.lane import ShardRanges, joined
+from wds_pipes.core.lane import ShardRanges
 
 COUNTS = st.lists(st.one_of(st.integers(0, 5), st.just(1 << 40)), max_size=6)
 RANGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(3, 9)), max_size=6)
@@ -34,9 +34,20 @@ def test_runs_of_samples(ranges, data):
         assert all(type(value) is int for one in run for value in one)
 
 
+@given(RANGES)
+def test_samples_by_their_places(ranges):
+    """Among all samples in order, and the inverse: the places of a sample."""
+    each = [(number, sample) for number, start, stop in ranges for sample in range(start, stop)]
+    found = ShardRanges.of(ranges)
+    numbers, insides = found.samples_after(np.arange(len(each)))
+    assert list(zip(numbers.tolist(), insides.tolist(), strict=True)) == each
+    for sample in {*each, (0, 100)}:
+        assert found.before(*sample) == [place for place, one in enumerate(each) if one == sample]
+
+
 @given(st.lists(RANGES, min_size=1, max_size=3))
 def test_lists_are_joined(lists):
     whole = [one for ranges in lists for one in ranges]
-    assert list(joined(map(ShardRanges.of, lists))) == whole
+    assert list(ShardRanges.of_all(map(ShardRanges.of, lists))) == whole
     assert ShardRanges.of(whole) == ShardRanges.of(whole) != ShardRanges.of([*whole, (0, 0, 1)])
     assert len({ShardRanges.of(whole), ShardRanges.of(whole)}) == 1

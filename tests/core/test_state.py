@@ -309,6 +309,9 @@ def test_another_pipeline_is_refused_with_the_difference(urls):
             other.load_state_dict(state)
     with pytest.raises(wp.StateError, match="it was made by a PipeLoader, this is a pipe"):
         decoded(urls).load_state_dict(wp.PipeLoader(decoded(urls)).state_dict())
+    with pytest.raises(wp.StateError, match="over 4 shards, this pipeline has 5") as refused:
+        wp.PipeLoader(decoded(urls)).load_state_dict(wp.PipeLoader(decoded(urls[:-1])).state_dict())
+    assert 'added="append"' in refused.value.mend
 
 
 @pytest.mark.parametrize(

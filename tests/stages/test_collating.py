@@ -57,6 +57,20 @@ def test_numpy_gives_arrays(values, dtype):
     assert same(torch.from_numpy(stacked.astype(stacked.dtype.newbyteorder("="))), stack_samples(values))
 
 
+@pytest.mark.parametrize("values", [[np.ones((2, 3), np.uint8)] * 2, [torch.ones(3, 4, dtype=torch.int16)] * 2])
+def test_values_are_stacked_into_the_array_that_is_made_for_them(values):
+    """A worker makes it in shared memory, so that no batch is copied into that."""
+    made = []
+
+    def empty(shape, dtype):
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    stacked = stack_samples(values, empty=empty)
+    assert stacked.data_ptr() == made[0].ctypes.data
+    assert same(stacked, stack_samples(values))
+
+
 # What is listed
 
 

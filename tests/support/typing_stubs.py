@@ -119,7 +119,7 @@ from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
-from wds_pipes.stages.open_shards import Shard
+from wds_pipes.stages.open_shards import OpenedShard
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_source import ShardRef
 from wds_pipes.tar import TarMember

@@ -8,19 +8,18 @@ import io
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, Encoder
-from wds_pipes.codecs.resizing import Pixels, RandomCrop, Resize, Scaling
+from wds_pipes.codecs.resizing import TURNED, Pixels, RandomCrop, Resize, Scaling
 from wds_pipes.codecs.stored import TURNS, has_alpha, is_deep_colour, is_deep_grey, read_deep, read_stored
 from wds_pipes.errors import mended
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
-_TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
 _MODULES = {"WEBP": "WebP"}  # the names of Pillow's modules where they are not those of their formats
 
 # What simplejpeg and Pillow decode to the same pixels: mode of the result, colours of the file.
@@ -46,6 +45,13 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 }
 
 
+class Cropped(NamedTuple):
+    """A decoded image, and which part of the stored image it is, as in ``__crop__``."""
+
+    image: Any
+    crop: npt.NDArray[Any]
+
+
 def decoders_in_use() -> dict[str, str]:
     """Return what decodes each format: ``"simplejpeg"`` or ``"pillow"``."""
     quick = {"JPEG": "simplejpeg"} if simplejpeg() is not None else {}
@@ -59,6 +65,7 @@ def image_decoder(
     *,
     pages: str | None = None,
     upright: bool = False,
+    boxes: bool = False,
     rng: Callable[[], np.random.Generator] | None = None,
 ) -> Decoder:
     """A decoder of images.
@@ -69,6 +76,7 @@ def image_decoder(
         resize: how they come to one size.
         pages: ``"all"``: those of a TIFF.
         upright: turn them by their EXIF.
+        boxes: return each as Cropped.
         rng: returns the random generator of an image, for a RandomCrop.
     """
     mode, floats, kind = IMAGE_SPECS[spec]
@@ -81,30 +89,36 @@ def image_decoder(
         if kind == "pil" and resize is None and orientation == 1:
             with open_image(data, max_pixels) as image:
                 return _in_mode(image, mode, spec)
-        scaling: Scaling | None = None
+        scaling: Scaling | None
         if isinstance(resize, RandomCrop):
             assert rng is not None
             scaling = resize.drawn(rng())
-        elif resize is not None:
+        else:
             scaling = resize
-        if scaling is not None and orientation in _TURNED:
-            scaling = scaling.turned()
-        array = _decode(data, spec, max_pixels, scaling)
-        array = np.ascontiguousarray(TURNS[orientation](array)) if orientation != 1 else array
-        if kind == "pil":
-            from PIL import Image
-
-            return Image.fromarray(array)
-        if floats and array.dtype == np.uint8:
-            array = array.astype(np.float32) / np.float32(255)
-        if kind == "numpy":
-            return array
-        import torch
-
-        planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-        return torch.from_numpy(np.ascontiguousarray(planes) if floats else planes.copy(order="C"))
+        array = _decode(data, spec, max_pixels, None if scaling is None else scaling.as_stored(orientation))
+        image = _of_kind(np.ascontiguousarray(TURNS[orientation](array)) if orientation != 1 else array, floats, kind)
+        if not boxes or scaling is None:
+            return image
+        height, width = image_size(data)
+        return Cropped(image, scaling.crop_of(*((height, width) if orientation in TURNED else (width, height))))
 
     return decode
+
+
+def _of_kind(array: Pixels, floats: bool, kind: str) -> Any:
+    """Return decoded pixels as the object that an image spec names."""
+    if kind == "pil":
+        from PIL import Image
+
+        return Image.fromarray(array)
+    if floats and array.dtype == np.uint8:
+        array = array.astype(np.float32) / np.float32(255)
+    if kind == "numpy":
+        return array
+    import torch
+
+    planes = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return torch.from_numpy(np.ascontiguousarray(planes) if floats else planes.copy(order="C"))
 
 
 def _decode(data: bytes, spec: str, max_pixels: int, resize: Scaling | None) -> Pixels:
@@ -283,7 +297,7 @@ def image_size(data: bytes) -> tuple[int, int]:
             raise ValueError("the header of the WebP is damaged")
         return height, width
     with _open_as(name, data) as image:
-        if name == "TIFF" and image.tag_v2.get(_ORIENTATION, 1) in _TURNED:
+        if name == "TIFF" and image.tag_v2.get(_ORIENTATION, 1) in TURNED:
             # some versions of Pillow turn it only when they decode it
             return image.tag_v2[_WIDTH], image.tag_v2[_LENGTH]
         return image.height, image.width

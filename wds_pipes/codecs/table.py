@@ -29,7 +29,7 @@ from wds_pipes.codecs.codec import (
     registered_codecs,
 )
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, image_encoder
-from wds_pipes.codecs.resizing import RandomCrop, Resize
+from wds_pipes.codecs.resizing import CenterCrop, RandomCrop, Resize
 from wds_pipes.core.options import check_choice
 from wds_pipes.errors import mended
 from wds_pipes.io import compression
@@ -371,7 +371,7 @@ class Decoding:
         must_decode: whether a field without a decoder is an error.
         registered: the codecs that the caller registered, by extension.
         resize: what images are resized to; None: nothing.
-        pages, upright, sample_rate, mono: see ``decode_by_ext``.
+        pages, upright, boxes, sample_rate, mono: see ``decode_by_ext``.
         rng: returns the random generator of the sample that is decoded; only for a RandomCrop.
 
     Raises:
@@ -390,6 +390,7 @@ class Decoding:
         resize: Resize | RandomCrop | None = None,
         pages: str | None = None,
         upright: bool = False,
+        boxes: bool = False,
         sample_rate: int | None = None,
         mono: bool = False,
         rng: Callable[[], np.random.Generator] | None = None,
@@ -435,7 +436,7 @@ class Decoding:
                 self._known[name] = row.decode if row.asked != "audio" else audio
             elif row.asked == "image" and images is not None:
                 self._known[name] = image_decoder(
-                    images, max_image_pixels, resize, pages=pages, upright=upright, rng=rng
+                    images, max_image_pixels, resize, pages=pages, upright=upright, boxes=boxes, rng=rng
                 )
         if images is None and resize is not None:
             raise ValueError(
@@ -445,6 +446,8 @@ class Decoding:
             raise ValueError("pages='all' returns all pages as they are stored: use it with the image spec 'raw'")
         if upright and images in (None, "raw"):
             raise ValueError("upright=True turns decoded images: also name an image spec, one other than 'raw'")
+        if boxes and not isinstance(resize, (CenterCrop, RandomCrop)):
+            raise ValueError("boxes=True yields which parts of images are cropped: pass crop='random' or 'center'")
         if images == "raw" and resize is not None:
             raise ValueError("'raw' returns images as they are stored: leave out size=, or name another image spec")
 

@@ -21,6 +21,7 @@ for it.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,13 @@ class Chain:
             if step.scope != "item" and not isinstance(step, Composite):
                 return None
         return None
+
+    @property
+    def batching(self) -> list[Stage[Any]]:
+        """The steps that make batches, in order: all but the first make batches of batches."""
+        # a step that expands takes batches apart
+        after = itertools.takewhile(lambda step: not step.expands, reversed(self.steps))
+        return [step for step in after if step.items_per_batch is not None][::-1]
 
     @property
     def counts_delivered(self) -> bool:
@@ -341,7 +349,7 @@ def _alike(default: object, value: object) -> bool:
     return isinstance(value, type(default))
 
 
-class Part(NamedTuple):
+class ChainPart(NamedTuple):
     """Where one of the chains of a composite stage stands. A stage may have a class of its own,
     with more fields: numbers and strings whose defaults are the beginning.
 
@@ -371,7 +379,7 @@ class Composite(Reports, Stage[Out]):
         done: dict[str, int] | None = None
 
     tallies: ClassVar[tuple[str, ...]] = (DONE,)
-    part_kind: ClassVar[Any] = Part
+    part_kind: ClassVar[Any] = ChainPart
     part_tallies: ClassVar[tuple[str, ...]] = ()
     epoch_repeats: int = 1
     parts: list[Any]

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from wds_pipes.core.order import hash64
 
 Digest: TypeAlias = int  # from 0 to 2**128 - 1
-Shard: TypeAlias = Any  # of hashlib: what is common to the hashes of all samples of a shard
+ShardHash: TypeAlias = Any  # of hashlib: what is common to the hashes of all samples of a shard
 DIGESTS = ("digest_low", "digest_high")  # the names of its halves among the counts of a lane
 NOTHING: Digest = 0
 
@@ -76,13 +76,13 @@ def from_text(text: str) -> Digest:
     return int(text, 16)
 
 
-def of_shard(shard: str) -> Shard:
+def of_shard(shard: str) -> ShardHash:
     """Return what ``of_samples`` takes for a shard, by a text that identifies it."""
     identity = hashlib.blake2s(shard.encode("utf-8", "surrogateescape")).digest()
     return hashlib.blake2s(identity, digest_size=_BYTES)  # of one length, so that keys cannot be a part of it
 
 
-def of_samples(samples: Iterable[tuple[str, Shard]]) -> Digest:
+def of_samples(samples: Iterable[tuple[str, ShardHash]]) -> Digest:
     """Return the digest of samples.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # a range: the number of the shard, its first sample, and the sample after the last; -1: to the end
 # of the shard
 ShardRange = tuple[int, int, int]
+_Count = TypeVar("_Count", int, "npt.NDArray[np.int64]")
 _BLOCK = 1 << 12  # ranges that become tuples at a time
 
 
@@ -37,6 +38,11 @@ class ShardRanges(Sequence[ShardRange]):
     def of(cls, ranges: Iterable[ShardRange]) -> ShardRanges:
         """Return these ranges."""
         return ranges if isinstance(ranges, cls) else cls(*np.array([*ranges], np.int64).reshape(-1, 3).T)
+
+    @classmethod
+    def of_all(cls, parts: Iterable[ShardRanges]) -> ShardRanges:
+        """Return the ranges of several lists."""
+        return cls(*map(np.concatenate, zip(*(part._columns for part in parts), strict=True)))
 
     @classmethod
     def whole(cls, numbers: npt.NDArray[np.int_], samples: Sequence[int] | None) -> ShardRanges:
@@ -83,9 +89,28 @@ class ShardRanges(Sequence[ShardRange]):
         """Return the ranges without those of shards that have no samples."""
         return self if self.stops.all() else self[np.flatnonzero(self.stops)]
 
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """How many samples there are up to the end of each range, of counted shards."""
+        return np.cumsum(self.stops - self.starts, dtype=np.int64)
+
+    def samples_after(self, taken: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the samples that come after these numbers of others: the number of the shard of
+        each, and its number there. The shards are counted.
+        """
+        ends = self.ends
+        of = np.searchsorted(ends, taken, side="right")
+        return self.numbers[of].astype(np.int64), self.stops[of] - (ends[of] - taken)
+
+    def before(self, shard: int, number: int) -> list[int]:
+        """Return of each time that a sample comes, how many others come before it."""
+        of = np.flatnonzero((self.numbers == shard) & (self.starts <= number) & (number < self.stops))
+        taken: list[int] = (self.ends[of] - (self.stops[of] - number)).tolist()
+        return taken
+
     def cut(self, sizes: Iterable[int]) -> Iterator[ShardRanges]:
         """Yield runs of these numbers of samples, one after the other, of counted shards."""
-        ends, stop = np.cumsum(self.stops - self.starts, dtype=np.int64), 0
+        ends, stop = self.ends, 0
         for size in sizes:
             start, stop = stop, stop + size
             first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")
@@ -95,13 +120,6 @@ class ShardRanges(Sequence[ShardRange]):
                 starts[0] = self.stops[first] - (ends[first] - start)
                 stops[-1] -= ends[last] - stop
             yield ShardRanges(run.numbers, starts, stops)
-
-
-def joined(parts: Iterable[ShardRanges]) -> ShardRanges:
-    """Return the ranges of several lists."""
-    return ShardRanges(
-        *map(np.concatenate, zip(*((part.numbers, part.starts, part.stops) for part in parts), strict=True))
-    )
 
 
 def _small(values: Sequence[int] | npt.NDArray[np.int_]) -> npt.NDArray[np.int_]:
@@ -136,10 +154,16 @@ class Slice:
         whole = (runs - self.number + self.of - 1) // self.of if self.number < runs else 0
         return whole * self.size + (rest if runs % self.of == self.number else 0)
 
-    def place(self, taken: int) -> int:
-        """Return the place that comes after ``taken`` places."""
+    def place(self, taken: _Count) -> _Count:
+        """Return the place that comes after ``taken`` places; also for an array of numbers."""
         turn, inside = divmod(taken, self.size)
         return self.start + (turn * self.of + self.number) * self.size + inside
+
+    def before(self, place: int) -> list[int]:
+        """Return how many places come before one; none if it is not in the slice."""
+        run, inside = divmod(place - self.start, self.size)
+        turn, number = divmod(run, self.of)
+        return [turn * self.size + inside] if run >= 0 and number == self.number else []
 
 
 Tap = Callable[[Any, Iterator[Any]], Iterator[Iterable[Any]]]  # see ``Lane``

@@ -121,6 +121,10 @@ def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = Fa
         )
     if saved.shards != recipe.data.shards:
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.shards}")
+        if (saved.shards or 0) < (recipe.data.shards or 0):
+            mend = (
+                f'{mend} Over a list with shards added at its end: PipeLoader.load_state_dict(state, added="append").'
+            )
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend, mend_cli = f"{mend} {MEND}", f"{mend} {MEND_CLI}"

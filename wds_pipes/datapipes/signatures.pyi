@@ -18,7 +18,7 @@ from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
-from wds_pipes.stages.open_shards import Shard
+from wds_pipes.stages.open_shards import OpenedShard
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_source import ShardRef
 from wds_pipes.tar import TarMember
@@ -68,6 +68,7 @@ class Methods(Generic[T_co]):
         scale: tuple[float, float] | None = None,
         ratio: tuple[float, float] | None = None,
         flip: bool = False,
+        boxes: bool = False,
         upright: bool = False,
         pages: Literal["all"] | None = None,
         sample_rate: int | None = None,
@@ -172,7 +173,7 @@ class Methods(Generic[T_co]):
         allow_pipe: bool = False,
         on_error: OnError | None = None,
         max_errors: int | None = None,
-    ) -> WdsPipe[Shard]:
+    ) -> WdsPipe[OpenedShard]:
         """Open the shards at URLs or paths."""
 
     def pack_samples(
@@ -294,7 +295,7 @@ class Mix(WdsPipe[Any]):
         changed: bool = False,
     ) -> None: ...
 
-class OpenShards(WdsPipe[Shard]):
+class OpenShards(WdsPipe[OpenedShard]):
     """Open the shards at URLs or paths."""
 
 class PackSamples(WdsPipe[Any]):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
-from wds_pipes.core.chain import PARTS, POSITION, Part
+from wds_pipes.core.chain import PARTS, POSITION, ChainPart
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
 from wds_pipes.core.state import SEGMENTS, Saved, read_as, read_count, read_dict, read_position, read_state
@@ -61,7 +61,7 @@ def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[
     before, placed = names[: -len(position)], names[-len(position) :]
     parts = read_as(list, position[0].get(PARTS, []), "the chains of a step") if position else []
     kind: Any = find_stage(placed[0]) if placed else None
-    of_lane = getattr(kind, "part_kind", Part) is Part  # not one shard of it, as in interleave_shards
+    of_lane = getattr(kind, "part_kind", ChainPart) is ChainPart  # not one shard of it, as in interleave_shards
     if before and of_lane and len(parts) == 1 and POSITION in read_dict(parts[0], "a chain"):
         yield from _placed(before, read_position(parts[0][POSITION], "the position of a lane"))
     yield from zip(placed, position, strict=False)

@@ -224,9 +224,9 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
     folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1
     if not (any(mark in named for mark in "*?[") or folder) or url.startswith("pipe:"):
         return [url]
-    from wds_pipes.io.listing import list_shards
+    from wds_pipes.io.listing import list_matching
 
-    return once("a listing of", url, lambda: list_shards(url, storage_options, folder=folder))
+    return once("a listing of", url, lambda: list_matching(url, storage_options, folder=folder))
 
 
 def _no_tars(url: str) -> list[str]:

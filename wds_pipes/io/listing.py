@@ -16,7 +16,7 @@ from wds_pipes.io.urls import redact
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder: bool = False) -> list[str]:
+def list_matching(pattern: str, storage_options: dict[str, Any] | None, *, folder: bool = False) -> list[str]:
     """The URLs of the shards in a store that match a pattern, sorted.
 
     With ``folder``, ``pattern`` is a directory, which ends in ``/``: the result is the tars in it.

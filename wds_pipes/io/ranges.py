@@ -87,11 +87,13 @@ class LocalFile:
 
     def __getitem__(self, part: slice) -> bytes:
         start, stop = part.start or 0, self._size if part.stop is None else min(part.stop, self._size)
-        if start >= stop:
-            return b""
-        if stop - start >= _WINDOW:
-            return self._read(start, stop)
-        data, base = self.around(start, stop)
+        data, base = self._held
+        if not base <= start < stop <= base + len(data):
+            if start >= stop:
+                return b""
+            if stop - start >= _WINDOW:
+                return self._read(start, stop)
+            data, base = self._held = self._read(start, min(start + _WINDOW, self._size)), start
         return data[start - base : stop - base]
 
     def part(self, start: int, stop: int, pread: Callable[[int, int, int], bytes] = os.pread) -> Part:
@@ -105,15 +107,6 @@ class LocalFile:
         if not base <= start or end < stop:
             size = LARGE if base <= start <= end else stop - start
             self._held = held = pread(self._descriptor, size, start), start
-        return held
-
-    def around(self, start: int, stop: int) -> tuple[bytes, int]:
-        """Return bytes with those from ``start`` to ``stop`` - 1, which are few, or fewer where the
-        file ends before; and the place of the first one.
-        """
-        data, base = held = self._held
-        if not base <= start or base + len(data) < stop:
-            self._held = held = self._read(start, min(start + _WINDOW, self._size)), start
         return held
 
     def _read(self, start: int, stop: int) -> bytes:

@@ -383,7 +383,7 @@ def redact_anew(url: str) -> str:
     return shown if fragment is None else f"{shown}#..."
 
 
-def plain(url: str) -> str:
+def without_secrets(url: str) -> str:
     """``url`` without its secrets, to be written to a file.
 
     Unlike the result of ``redact`` it has no dots: a user with credentials can open it.

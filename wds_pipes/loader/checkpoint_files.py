@@ -31,10 +31,10 @@ _STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # exactly as step_direc
 _RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
 _OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.partial")
 
-Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose files are there
+RankFiles = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose files are there
 
 
-def look_for_steps(root: Path) -> Found:
+def look_for_steps(root: Path) -> RankFiles:
     """Return the checkpoints in a directory, none if it does not exist; StateError if it cannot be
     listed, or is one of them itself.
     """
@@ -98,9 +98,9 @@ def rank_file(rank: int, world: int) -> str:
     return f"rank-{rank:04d}-of-{world:04d}.json"
 
 
-def find_steps(root: Path) -> Found:
+def find_steps(root: Path) -> RankFiles:
     """Return the checkpoints in a directory, complete or not, by their names alone."""
-    found: Found = {}
+    found: RankFiles = {}
     for entry in os.scandir(root):
         if (match := _STEP.fullmatch(entry.name)) and entry.is_dir():
             worlds = found[int(match[1])] = {}
@@ -117,7 +117,7 @@ def complete_steps(worlds: dict[int, set[int]]) -> list[int]:
     return [world for world, ranks in worlds.items() if len(ranks) == world]
 
 
-def complete_in(found: Found) -> set[int]:
+def complete_in(found: RankFiles) -> set[int]:
     """Return the complete checkpoints of a directory."""
     return {number for number, worlds in found.items() if complete_steps(worlds)}
 

@@ -24,7 +24,7 @@ from wds_pipes.core.state import read_state
 from wds_pipes.core.words import some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import (
-    Found,
+    RankFiles,
     complete_in,
     content_of,
     find_steps,
@@ -35,11 +35,10 @@ from wds_pipes.loader.checkpoint_files import (
     step_directory,
     written_since,
 )
-from wds_pipes.loader.edited import Continuation, find_continuation
 from wds_pipes.loader.meetings import exchange
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.ranks import note, noted
-from wds_pipes.loader.restoring import why_apart
+from wds_pipes.loader.restoring import Continuation, find_continuation, why_apart
 from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 
@@ -52,13 +51,13 @@ _SHARED = "See that it is the same directory for all ranks: is it in a file syst
 _MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
 
 
-class View(NamedTuple):
+class RankView(NamedTuple):
     """What a rank knows before the ranks agree on a checkpoint."""
 
     rank: int
     step: int | None
     rounds: int  # how often to look again
-    found: Found
+    found: RankFiles
     exists: bool  # whether it sees the directory
     error: str | None  # why it cannot list the directory
 
@@ -82,7 +81,7 @@ def read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
                 raise
 
 
-def _choose(root: Path, found: Found, step: int | None) -> int | None:
+def _choose(root: Path, found: RankFiles, step: int | None) -> int | None:
     """Return the step to load among those that a rank sees; None: there is no checkpoint."""
     complete = complete_in(found)
     if not complete and step is None:
@@ -126,14 +125,14 @@ def agree(
     """
     rounds = math.ceil(min(check_seconds("wait_seconds", wait_seconds), _FOR_EVER) / _LOOK_AGAIN_SECONDS)
     for turn in itertools.count():
-        found: Found = {}
+        found: RankFiles = {}
         error = None
         try:
             found = look_for_steps(root)
         except StateError as problem:
             error = str(problem)
-        view = View(loader.rank.number, step, rounds, found, root.exists(), error)
-        views: list[View] = exchange(view, LOAD, group, timeout_seconds)
+        view = RankView(loader.rank.number, step, rounds, found, root.exists(), error)
+        views: list[RankView] = exchange(view, LOAD, group, timeout_seconds)
         if len({view.step for view in views}) > 1:
             wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
             raise StateError(
@@ -176,7 +175,7 @@ def agree(
     return max(common)
 
 
-def _seen(view: View) -> str:
+def _seen(view: RankView) -> str:
     """Return what a rank sees of a directory without complete checkpoints."""
     if not view.found:
         return "no checkpoint" if view.exists else "no such directory"
@@ -232,8 +231,8 @@ def gather_states(loader: PipeLoader, group: Any, what: str, timeout_seconds: fl
     return with_shared(apart)
 
 
-def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Continuation:
-    """Return the place from which a loader continues after loading the states of all ranks.
+def continuation_of(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Continuation:
+    """Return where a loader continues after loading the states of all ranks.
 
     ``where`` says, for messages, where the states are from.
     """

@@ -19,11 +19,11 @@ from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
-from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import BEGINNING, LaneAt, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranks import is_compared
+from wds_pipes.loader.restoring import Editable
 from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.worker import Begin, Result
@@ -31,11 +31,11 @@ from wds_pipes.loader.workers import Workers
 from wds_pipes.stages.collating import which_batch
 from wds_pipes.stages.edits import Keys
 
-# The parts of a batch, the position after it, and what comes instead of it: see ``Run.step``.
-Step = tuple[list[Any], LoaderPosition, Exception | None]
+# The parts of a batch, the position after it, and what comes instead of it: see ``EpochRun.step``.
+Outcome = tuple[list[Any], LoaderPosition, Exception | None]
 
 
-class Run:
+class EpochRun:
     """A run over an epoch of the data, or over its rest: the loop that moves a position. Of what is
     in flight, a position knows nothing.
 
@@ -70,7 +70,7 @@ class Run:
         seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
         workers.start(begins, seed)
 
-    def step(self, at: LoaderPosition, samples: int | None = None) -> Step:
+    def step(self, at: LoaderPosition, samples: int | None = None) -> Outcome:
         """Take the next batch.
 
         Args:
@@ -212,7 +212,7 @@ class Progress:
         self.resume = self.passed = False
         self.cut: int | None = None
         self.cut_in_samples = False
-        self.paused: Run | None = None
+        self.paused: EpochRun | None = None
         self.inside = 0
         self.tally: Tally | None = None
         self.network: dict[int, Network] = {}
@@ -268,7 +268,7 @@ class Progress:
 
     def go_to(self, at: LoaderPosition, plan: Plan | None = None, excluded: Keys | None = None) -> None:
         """Make the next iteration continue from a position, which may be of an edited pipeline: see
-        ``wds_pipes.loader.edited.Continuation``.
+        ``wds_pipes.loader.restoring.Continuation``.
         """
         self.excluded = self.excluded if excluded is None else excluded
         if plan is None or plan is self.plan:
@@ -315,7 +315,7 @@ class Progress:
         whose digest does not have them.
         """
         plan, after = self.plan, at
-        run = Run(plan, self.workers, at, Tally(self.network))
+        run = EpochRun(plan, self.workers, at, Tally(self.network))
         run.look_ahead(at)
         for _ in range(batches):
             parts, after, error = run.step(after)
@@ -348,7 +348,7 @@ class Progress:
         if not is_compared(self):
             self.plan.check_ranks(self, self.position, self.cut, "checkpoint.save()")
 
-    def begin(self, tally: Tally, before: LoaderPosition | None = None) -> Run:
+    def begin(self, tally: Tally, before: LoaderPosition | None = None) -> EpochRun:
         """Begin a run over an epoch of the data, or over its rest: the position is where it begins.
 
         Args:
@@ -370,9 +370,9 @@ class Progress:
             at, had = at.counted_from(before), tally.stands[2] - plan.counts(before)["delivered"]
         tally.stands = plan, at, had + plan.counts(at)["delivered"]
         self.at, self.epoch, self.resume, self.tally = at, at.epoch + 1, False, tally
-        return Run(plan, self.workers, at, tally)
+        return EpochRun(plan, self.workers, at, tally)
 
-    def commit_end(self, run: Run, at: LoaderPosition) -> None:
+    def commit_end(self, run: EpochRun, at: LoaderPosition) -> None:
         """Adopt the position at the end of a run, or of its lanes that have ended."""
         self.at = at
         if not run.waiting and self.plan.rank.of == 1 and not self.plan.kind.in_order:
@@ -423,7 +423,7 @@ class Progress:
         """The iterator in use, if there is one."""
         return None if self._live is None else self._live()
 
-    def use(self, iterator: LoaderIterator, tally: Tally) -> Run:
+    def use(self, iterator: LoaderIterator, tally: Tally) -> EpochRun:
         """Make an iterator the one in use, and stop the one before. Return its run, with which it
         goes on after a cut of with_epoch(), or which begins.
         """
@@ -478,7 +478,7 @@ class LoaderIterator:
         self._progress, self._join, self._new_bar = progress, join, bar
         self._error: Exception | None = None
         self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
-        self._run: Run | None = None  # None: not started, or stopped
+        self._run: EpochRun | None = None  # None: not started, or stopped
         self._bar: Any = None
         self._tally = Tally(progress.network)
 
@@ -553,7 +553,7 @@ class LoaderIterator:
             progress.ledger.write(plan.rank, step, plan.counts(after)["delivered"], plan.digest(after))
         return batch, after
 
-    def _commit_end(self, run: Run, at: LoaderPosition) -> None:
+    def _commit_end(self, run: EpochRun, at: LoaderPosition) -> None:
         """Adopt the ends of lanes: no batch follows. If a signal handler has loaded a state
         meanwhile, that stays.
         """

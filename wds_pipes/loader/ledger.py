@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import Any
 
 from wds_pipes.core.chain import Chain, linked
-from wds_pipes.core.digest import DIGESTS, Shard, add, halves, of_halves, of_samples, of_shard
+from wds_pipes.core.digest import DIGESTS, ShardHash, add, halves, of_halves, of_samples, of_shard
 from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name
 from wds_pipes.io.urls import identify
 from wds_pipes.stages.windowed import Windowed
@@ -59,7 +59,7 @@ class Ledger(Stage[Out]):
         self.on = on
         # while running
         self._pending: list[tuple[Any, Any]] = []  # the identities of items since the last sum
-        self._shards: dict[str, Shard] = {}  # by their URLs, what ``of_samples`` takes
+        self._shards: dict[str, ShardHash] = {}  # by their URLs, what ``of_samples`` takes
 
     def run(self) -> Iterator[Out]:
         if not self.on:
@@ -115,7 +115,7 @@ class Ledger(Stage[Out]):
         pending.clear()
         at.digest_low, at.digest_high = halves(add([of_halves(at.digest_low, at.digest_high), digest]))
 
-    def _shard_of(self, url: str) -> Shard:
+    def _shard_of(self, url: str) -> ShardHash:
         """Return what ``of_samples`` takes for a shard. It is that of its number in the list, so
         that it stays the same if shards are moved.
         """

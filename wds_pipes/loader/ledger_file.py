@@ -38,7 +38,7 @@ _HEAD = b"wds_pipes ledger 1\n".ljust(_RECORD.size, b"\0")
 _BITS = (1 << 32) - 1
 _RANK = re.compile(r"\.rank-([0-9]{4,})-of-([0-9]{4,})")
 
-Step = tuple[int, int, int]  # epoch, where it was divided, batches of each rank since then
+LedgerStep = tuple[int, int, int]  # epoch, where it was divided, batches of each rank since then
 
 
 def check_path(ledger: object) -> str | None:
@@ -71,7 +71,7 @@ class LedgerFile:
     def __getstate__(self) -> dict[str, Any]:
         return {"_path": self._path, "_file": None}
 
-    def write(self, rank: Rank, step: Step, samples: int, digest: Digest) -> None:
+    def write(self, rank: Rank, step: LedgerStep, samples: int, digest: Digest) -> None:
         """Append a record: what this rank has had of an epoch after a step.
 
         Raises:
@@ -157,9 +157,9 @@ def read_ledger(path: str) -> SavedLedger:
         if not are_all(files, range(world)):
             missing = some(rank for rank in range(world) if rank not in files)
             raise StateError(f"of the ledger {path} the file of rank {missing} of {world} is missing: put it beside")
-        together: dict[Step, tuple[int, int, Digest]] = {}  # of how many ranks, and their sums
+        together: dict[LedgerStep, tuple[int, int, Digest]] = {}  # of how many ranks, and their sums
         for file in files.values():
-            rank: dict[Step, tuple[int, Digest]] = {}
+            rank: dict[LedgerStep, tuple[int, Digest]] = {}
             for step, samples, digest in _records_of(file):
                 if rank.get(step, (samples, digest)) != (samples, digest):
                     changes.append(Record(step[0], samples, step[2], digest))
@@ -187,7 +187,7 @@ def _head_of(path: str) -> bytes:
         return file.read(_RECORD.size)
 
 
-def _records_of(path: str) -> Iterator[tuple[Step, int, Digest]]:
+def _records_of(path: str) -> Iterator[tuple[LedgerStep, int, Digest]]:
     """Yield the whole records of a file, in their order."""
     with open(path, "rb") as file:
         if file.read(_RECORD.size) != _HEAD:

@@ -54,13 +54,6 @@ def in_batches(
     return BatchSamples(stage, size // mix_lanes, drop_last=drop_last, collate=in_lane)
 
 
-def batching(stage: Stage[Any]) -> list[Stage[Any]]:
-    """The steps of a chain that make batches, in order."""
-    # a step that expands takes batches apart
-    after = itertools.takewhile(lambda step: not step.expands, reversed(Chain(stage).steps))
-    return [step for step in after if step.items_per_batch is not None][::-1]
-
-
 def uneven(stage: Stage[Any]) -> Stage[Any] | None:
     """The step that makes batches of different numbers of samples; None if there is none."""
     chain = Chain(stage)
@@ -179,7 +172,7 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
         TypeError: the number is not known, or depends on the number of ranks; the message says what
             to do.
     """
-    if why := _unknown(stage) or _uneven(stage, ranks_are_divided):
+    if why := _why_unknown(stage) or _why_uneven(stage, ranks_are_divided):
         raise TypeError(f"len() is not known: {why}")
     chain = Chain(stage)
     counts = chain.root.epoch_order.sample_counts
@@ -188,7 +181,7 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     return _items(stage, sum(counts))
 
 
-def _unknown(stage: Stage[Any]) -> str | None:
+def _why_unknown(stage: Stage[Any]) -> str | None:
     chain = Chain(stage)
     source = chain.root
     if not source.epoch_order.divides_shards:
@@ -200,7 +193,7 @@ def _unknown(stage: Stage[Any]) -> str | None:
     return _changes(stage, repeats=True)
 
 
-def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
+def _why_uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
     """Why this process may get another number of items than one process that reads all."""
     context = Chain(stage).root.context
     mend = "use wds_pipes.PipeLoader, whose len() is right on any number of workers and ranks"

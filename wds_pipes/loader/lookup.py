@@ -23,9 +23,8 @@ from wds_pipes.core.state import MOST
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import redact
 from wds_pipes.loader.lengths import batches_of
-from wds_pipes.loader.partition import LaneAt, in_turns
+from wds_pipes.loader.partition import LaneAt, LanePiece, in_turns
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.segments import Segments
 from wds_pipes.stages.shard_source import ShardSource
 
@@ -77,22 +76,6 @@ class _Standing(NamedTuple):
     end: int = MOST
 
 
-class _Piece(NamedTuple):
-    """A piece of the stream of a lane: ``size`` samples of the order of ``lane`` from sample
-    ``taken`` of it on.
-    """
-
-    lane: Lane
-    taken: int
-    size: int
-    pads: bool = False
-
-    @property
-    def whole(self) -> int:
-        """How many samples the order has."""
-        return ShardRanges.of(self.lane.shards or ()).samples
-
-
 def why_unknown(plan: Plan) -> str | None:
     """Return why the order of the samples cannot be known without reading them, and what to do, for
     a message; None if it can.
@@ -126,7 +109,6 @@ class Lookup:
             raise ValueError(f"which samples come when is not known without reading them: {reason}")
         self._plan, self._at, self._resumed = plan, at, resumed
         self._partition, self._terms, self._root = at.partition, plan.terms, cast("ShardSource[Any]", plan.source)
-        self._ranges = cast("Ranges", at.partition)  # unless they are slices
         self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
         self._pieces = lru_cache(64)(self._pieces_of)
         # of how many epochs the numbers of samples may differ from those of all later ones
@@ -245,14 +227,14 @@ class Lookup:
         if batches is not None:
             return [_Standing(lane, 0, 0, batches[lane]) for lane in lanes]
         assert samples is not None
-        return [_Standing(lane, 0, 0, *_batches_of(self._plan.batching, samples[lane])) for lane in lanes]
+        return [_Standing(lane, 0, 0, *_batches_and_kept(self._plan.chain.batching, samples[lane])) for lane in lanes]
 
     def _resuming(self, begin: _Standing, state: LaneAt, had: int) -> _Standing:
         """Return where a lane stands after batches of other sizes, which had so many samples."""
         delivered, samples = state.delivered, self._partition.samples()
         if begin.end == MOST or samples is None:  # its batches are all full
             return begin._replace(batches=delivered, samples=had)
-        left, kept = (0, 0) if state.ended else _batches_of(self._plan.batching, samples[begin.lane] - had)
+        left, kept = (0, 0) if state.ended else _batches_and_kept(self._plan.chain.batching, samples[begin.lane] - had)
         return _Standing(begin.lane, delivered, had, delivered + left, had + kept)
 
     def _of_batch(self, lane: _Standing, batch: int) -> tuple[int, int, int]:
@@ -264,12 +246,6 @@ class Lookup:
 
     def _samples(self, lane: int, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """Yield the samples of a run of the stream of a lane, as ``_batch`` does."""
-        part, total = self._partition.lane(lane, self._root, self._at.epoch), self._root.epoch_order.samples_in
-        if part.slice is not None:
-            places = np.array([part.slice.place(taken) for taken in range(start, stop)], np.int64)
-            shards, numbers = self._root.of_slice(places, part)
-            yield from zip(shards.tolist(), numbers.tolist(), (places >= total(part.epoch)).tolist(), strict=True)
-            return
         while start < stop:
             piece, inside = self._piece_at(lane, start)
             count = min(stop - start, piece.size - inside)
@@ -277,31 +253,25 @@ class Lookup:
             yield from ((*one, piece.pads) for one in zip(shards.tolist(), numbers.tolist(), strict=True))
             start += count
 
-    def _of_piece(self, piece: _Piece, start: int, stop: int) -> tuple[Numbers, Numbers]:
+    def _of_piece(self, piece: LanePiece, start: int, stop: int) -> tuple[Numbers, Numbers]:
         """Return the shards of samples ``start`` to ``stop - 1`` of a piece, and their numbers."""
         order = np.arange(start + piece.taken, stop + piece.taken)
         for step in reversed(self._reorders):
             first = int(order.min())
-            order = step.leaving(piece.lane, first, int(order.max()) + 1, piece.whole)[order - first]
-        ranges = ShardRanges.of(piece.lane.shards or ())
-        ends = _ends(ranges)
-        of = np.searchsorted(ends, order, side="right")
-        return self._root.in_shards(
-            ranges.numbers[of].astype(np.int64), ranges.stops[of] - (ends[of] - order), piece.lane
-        )
+            order = step.leaving(piece.lane, first, int(order.max()) + 1, _whole(piece.lane))[order - first]
+        return self._root.samples_after(order, piece.lane)
 
-    def _pieces_of(self, lane: int, ahead: int) -> list[_Piece]:
+    def _pieces_of(self, lane: int, ahead: int) -> list[LanePiece]:
         """Return the pieces of a lane in an epoch, ``ahead`` epochs after that of the partition."""
-        orders = self._ranges.orders(lane, self._root, self._at.epoch + ahead, ahead)
-        return [_Piece(whole, taken, size) for whole, taken, size in orders if size]
+        return self._partition.pieces(lane, self._root, self._at.epoch + ahead, ahead)
 
-    def _piece_at(self, lane: int, place: int) -> tuple[_Piece, int]:
+    def _piece_at(self, lane: int, place: int) -> tuple[LanePiece, int]:
         """Return in which piece of the stream of a lane a place is, and where."""
         ahead = 0
         if self._plan.endless:
             least, each = self._before(lane, self._unlike), self._size(lane, self._unlike)
             if place >= least and not each:
-                raise ValueError(f"lane {lane} of {self._ranges.lanes} has no samples: use fewer lanes")
+                raise ValueError(f"lane {lane} of {self._partition.lanes} has no samples: use fewer lanes")
             later = range(self._unlike) if place < least else [self._unlike + (place - least) // each]
             ahead = next(epoch for epoch in later if place < self._before(lane, epoch + 1))
             place -= self._before(lane, ahead)
@@ -309,9 +279,10 @@ class Lookup:
             if place < piece.size:
                 return piece, place
             place -= piece.size
-        repeats = self._ranges.padding(lane, self._root, self._at.epoch)
-        size = ShardRanges.of(repeats.shards or ()).samples
-        return _Piece(repeats, 0, size, pads=True), place % size
+        repeats = self._partition.padding(lane, self._root, self._at.epoch)
+        assert repeats is not None
+        size = _whole(repeats)
+        return LanePiece(repeats, 0, size, pads=True), place % size
 
     def _before(self, lane: int, ahead: int) -> int:
         """Return how many samples a lane has in the epochs before one."""
@@ -326,41 +297,30 @@ class Lookup:
     def _places_of(self, shard: int, number: int, ahead: int) -> Iterator[tuple[int, int]]:
         """Yield the lanes that have a sample, and its places in their streams."""
         whole = self._partition.lane(0, self._root, self._at.epoch + ahead)
-        if (part := whole.slice) is not None:
-            for place in self._root.places_in(shard, number, whole):
-                batch, inside = divmod(place - part.start, part.size)
-                if batch >= 0:
-                    turn, lane = divmod(batch, part.of)
-                    yield lane, turn * part.size + inside
-            return
         found = self._root.in_ranges(shard, number, whole)
         for lane in range(whole.of):
             begin = self._before(lane, ahead)
             for piece in self._pieces(lane, ahead):
-                for place in self._in_piece(piece, found):
+                for place in self._in_piece(piece.lane, found):
                     if piece.taken <= place < piece.taken + piece.size:
                         yield lane, begin + place - piece.taken
                 begin += piece.size
 
-    def _in_piece(self, piece: _Piece, found: Iterable[tuple[int, int]]) -> Iterator[int]:
+    def _in_piece(self, lane: Lane, found: Iterable[tuple[int, int]]) -> Iterator[int]:
         """Yield the places of samples in the order of a piece."""
-        ranges = ShardRanges.of(piece.lane.shards or ())
-        ends = _ends(ranges)
-        for shard, number in found:
-            has = (ranges.numbers == shard) & (ranges.starts <= number) & (number < ranges.stops)
-            for of in np.flatnonzero(has).tolist():
-                place = int(ends[of]) - (int(ranges.stops[of]) - number)
+        for number, inside in found:
+            for place in self._root.before(number, inside, lane):
                 for step in self._reorders:
-                    place = step.place_of(piece.lane, place, piece.whole)
+                    place = step.place_of(lane, place, _whole(lane))
                 yield place
 
 
-def _ends(ranges: ShardRanges) -> Numbers:
-    """Return how many samples there are up to the end of each range."""
-    return np.cumsum(ranges.stops - ranges.starts, dtype=np.int64)
+def _whole(lane: Lane) -> int:
+    """Return how many samples the ranges of a lane have."""
+    return ShardRanges.of(lane.shards or ()).samples
 
 
-def _batches_of(steps: list[Stage[Any]], samples: int) -> tuple[int, int]:
+def _batches_and_kept(steps: list[Stage[Any]], samples: int) -> tuple[int, int]:
     """Return how many batches these steps make of a number of samples, and of how many of them."""
     kept, unit = samples, 1
     for step in steps:

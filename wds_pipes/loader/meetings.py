@@ -92,9 +92,9 @@ def _meet(what: str, group: Any, timeout_seconds: float) -> None:
                 f"rank {first} has called {meant} (meeting {number}), and rank {rank} {what}: all ranks make the same "
                 "calls in the same order, none of them under 'if rank == 0'."
             )
-            end(store, place, how)
+            end_meeting(store, place, how)
         elif store.add(f"{place}/count", 1) == len(ranks):
-            end(store, place, _MET)
+            end_meeting(store, place, _MET)
             for earlier in (f"{prefix}/meeting {number - 1}{key}" for key in ("", "/what", "/count")):
                 store.delete_key(earlier)  # all ranks have read it
         if not wait(store, place, timeout_seconds, absent, named):
@@ -104,7 +104,7 @@ def _meet(what: str, group: Any, timeout_seconds: float) -> None:
                 f"did not come ({where(late)}). All ranks must make this call at the same step, not under "
                 "'if rank == 0'; a rank that needs longer passes timeout_seconds=."
             )
-            end(store, place, how)
+            end_meeting(store, place, how)
         check_end(store, place)
 
 
@@ -128,7 +128,7 @@ def wait(store: Any, place: str, seconds: float, absent: Callable[[], list[int]]
     return bool(ended)
 
 
-def end(store: Any, place: str, how: str = _MET) -> None:
+def end_meeting(store: Any, place: str, how: str = _MET) -> None:
     """Say how a meeting ends, unless that is known already: all have come, or why it failed."""
     store.compare_set(place, "", how)
 
@@ -173,8 +173,8 @@ def _end_of_both(store: Any, place: str, absent: list[int], what: str) -> None:
                 "ranks make the same calls in the same order, none of them under 'if rank == 0' or 'if the directory "
                 "exists'."
             )
-            end(store, place, how)
-            end(store, stand.waits, how)
+            end_meeting(store, place, how)
+            end_meeting(store, stand.waits, how)
 
 
 def _is_main() -> bool:

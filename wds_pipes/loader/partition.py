@@ -89,6 +89,17 @@ class Portion(NamedTuple):
 OfLane = list[Portion]
 
 
+class LanePiece(NamedTuple):
+    """What a lane reads of a segment, or repeats of it: ``size`` samples of the order of ``lane``
+    from sample ``taken`` of it on. The samples are counted.
+    """
+
+    lane: Lane
+    taken: int
+    size: int
+    pads: bool = False
+
+
 class Terms(NamedTuple):
     """What decides how a loader divides its epochs.
 

@@ -29,7 +29,6 @@ from wds_pipes.core.options import check_count, check_seconds, checks_options
 from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.display import graph
-from wds_pipes.loader.edited import Editable, find_continuation
 from wds_pipes.loader.in_trainers import loader_of_accelerate, no_dataset, register_for_lightning
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
@@ -38,6 +37,7 @@ from wds_pipes.loader.lookup import Lookup, PlannedSample, PlannedVisit
 from wds_pipes.loader.meetings import TIMEOUT_SECONDS
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.ranks import Rank, of_all_ranks
+from wds_pipes.loader.restoring import Editable, find_continuation
 from wds_pipes.loader.workers import Workers
 from wds_pipes.stages.edits import Edits
 
@@ -335,7 +335,7 @@ class PipeLoader:
         Its ``"epoch"`` is that of the next batch: after the last batch of epoch 4 it is 5.
         """
         at, plan = self._progress.position, self._plan
-        state = plan.of_all_ranks(at) | {
+        state = plan.entries_of_all_ranks(at) | {
             "rank": self.rank.number,
             "step": at.step,
             "lanes": {str(number): lane for number, lane in plan.states(at).items()},

@@ -20,7 +20,7 @@ from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.ledger import with_ledger
-from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
+from wds_pipes.loader.lengths import batches_of, why_uncounted
 from wds_pipes.loader.partition import BEGINNING, LaneAt, LaneState, LaneStates, Terms, total_counts
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
@@ -118,7 +118,12 @@ class Plan:
                 "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
                 "pack_samples() and bucket_samples() must be the last of these steps."
             )
-        self.stage = lay_out(summing, scope=self.kind.scope, pads=epoch_end == "pad", loops=epoch_end == "loop")
+        self.stage = lay_out(
+            summing,
+            scope="item" if self.kind.in_order else "window",
+            pads=epoch_end == "pad",
+            loops=epoch_end == "loop",
+        )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
@@ -130,7 +135,7 @@ class Plan:
                 f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self.uncounted}; "
                 "or pass epoch_end='loop' and call with_epoch()"
             )
-        held = batching(self.segments.source)
+        held = self.segments.before.batching
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
             after = itertools.takewhile(lambda step: step is not held[-1], reversed(Chain(self.segments.source).steps))
             holding = [f"{functional_name(type(step))}() after " for step in after if step.scope != "item"]
@@ -193,7 +198,7 @@ class Plan:
         """The entries of a state that say what it is of, pickled."""
         return pickle.dumps({**self.recipe.entries, "graph": self.recipe.graph_entry})
 
-    def of_all_ranks(self, at: LoaderPosition) -> State:
+    def entries_of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
         state: State = {
             "version": STATE_VERSION,
@@ -226,7 +231,7 @@ class Plan:
         if self.rank.of == 1:
             self.source.check_resumable()
             return
-        facts = self.of_all_ranks(at) | {
+        facts = self.entries_of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
             "sources": _sources(self.recipe),
@@ -243,11 +248,6 @@ class Plan:
         """The first stage."""
         return self.chain.root
 
-    @cached_property
-    def batching(self) -> list[Stage[Any]]:
-        """The steps that make batches, in order: all but the first make batches of batches."""
-        return batching(self.stage)
-
     @property
     def batch_size(self) -> int:
         """How many samples a full batch has."""
@@ -256,7 +256,7 @@ class Plan:
     @cached_property
     def part_size(self) -> int:
         """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
-        return math.prod(step.items_per_batch or 1 for step in self.batching)
+        return math.prod(step.items_per_batch or 1 for step in self.chain.batching)
 
     @cached_property
     def terms(self) -> Terms:
@@ -276,7 +276,7 @@ class Plan:
         else:
             # Count by samples, since earlier batches may have had another size.
             parts = sum(
-                batches_of(self.batching, samples[number] - self.samples_had(number, lane))
+                batches_of(self.chain.batching, samples[number] - self.samples_had(number, lane))
                 for number, lane in going.items()
             )
         return parts // self.parts if self.drop_last else -(-parts // self.parts)
@@ -286,7 +286,7 @@ class Plan:
         """Whether the last batches of an epoch may have fewer samples than the others."""
         return self.mode == "exact" and (
             (self.parts > 1 and not self.drop_last)
-            or any(step.batches_of(1) for step in self.batching if step.items_per_batch != 1)
+            or any(step.batches_of(1) for step in self.chain.batching if step.items_per_batch != 1)
         )
 
     def without_part(self, lane: LaneAt, digest: Digest) -> LaneAt:
@@ -420,24 +420,24 @@ def _sources(recipe: Recipe) -> list[Any]:
     ]
 
 
-class Limit(NamedTuple):
+class ErrorLimit(NamedTuple):
     """How many errors a step may skip, and the class of the error that is raised beyond that."""
 
     errors: int
     kind: type[WdsError]
 
 
-def _limits(stage: Stage[Any]) -> dict[str, Limit]:
+def _limits(stage: Stage[Any]) -> dict[str, ErrorLimit]:
     """The limits of the steps that have ``max_errors``, by the names of their counts.
 
     If steps in several sources of a mix have the same name, their limits are added up.
     """
-    found: dict[str, Limit] = {}
+    found: dict[str, ErrorLimit] = {}
     chain = Chain(stage)
     for step in chain:
         if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
-            found[step.limited] = Limit(step.max_errors, step.error_kind)
+            found[step.limited] = ErrorLimit(step.max_errors, step.error_kind)
     for branch in chain.root.branches.values():
         for name, limit in _limits(branch).items():
-            found[name] = Limit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
+            found[name] = ErrorLimit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
     return found

@@ -36,15 +36,14 @@ import itertools
 import json
 import operator
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
-from wds_pipes.core.chain import PARTS, POSITION
+from wds_pipes.core.chain import PARTS, POSITION, Chain
 from wds_pipes.core.counts import COUNTED, logger, sum_counts, without_limited
-from wds_pipes.core.lane import Lane, ShardRanges, joined
+from wds_pipes.core.lane import Lane, ShardRanges
 from wds_pipes.core.stage import Source
 from wds_pipes.core.state import (
     MOST_LANES,
@@ -56,9 +55,10 @@ from wds_pipes.core.state import (
     read_dict,
 )
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms, in_turns, went_on
+from wds_pipes.loader.partition import NOT_BEGUN, LanePiece, LaneStates, OfLane, Portion, Terms, in_turns, went_on
 from wds_pipes.loader.remainders import Segment, check_once, dealt, fields_of, merged, placed, shared
 from wds_pipes.loader.sticky import arranged
+from wds_pipes.stages.edits import place_of_exclusion
 
 
 def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
@@ -97,10 +97,8 @@ class Ranges:
         counts: the samples of the epoch that came before, by what became of them.
         later: with ``epoch_end="loop"``: the partitions of the next epochs, as far as these were
             repartitioned, since lanes had begun them.
-        scope: the ``scope`` of the stage that runs the segments.
         fit_any_batches: the ways to end an epoch with which lanes go on with batches of any size.
         in_order: whether all lanes share one order; samples can be left out of it by their places.
-        may_be_more: whether lanes of a state beyond those that a loader needs are kept.
         sizes: how the unopened shards are divided.
         history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
             lanes had opened when the epoch was repartitioned.
@@ -122,10 +120,8 @@ class Ranges:
     ranks: int = 0
     given: int = 0
 
-    scope: ClassVar = "window"
     in_order: ClassVar = False
     fit_any_batches: ClassVar = ("exact", "loop")
-    may_be_more: ClassVar = True
 
     @classmethod
     def of(cls, lanes: int, epoch: int, terms: Terms) -> Ranges:
@@ -197,16 +193,15 @@ class Ranges:
         ranges = shares[number][segment.start : segment.stop] if source.epoch_order.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
-    def orders(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[tuple[Lane, int, int]]:
-        """Return of each segment of a lane, as ``segments`` does, all ranges from the beginning of
-        its order on, the place of its first sample in this order, and how many it has. The samples
-        are counted.
+    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[LanePiece]:
+        """Return what lane ``number`` reads in ``epoch``, as ``segments`` does. The lane of a piece
+        has all ranges from the beginning of its order on.
         """
         there, found = self.of_epoch(ahead, source, epoch), []
         for segment in there.segments_of(number, source):
             lane = there._lane_of(segment._replace(start=0), source, epoch)
             whole = ShardRanges.of(lane.shards or ()).samples
-            found.append((lane, whole - segment.after - segment.size, segment.size))
+            found.append(LanePiece(lane, whole - segment.after - segment.size, segment.size))
         return found
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
@@ -542,13 +537,29 @@ class Ranges:
         reading them tells.
         """
 
-    def with_positions(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Ranges:
-        """Return the same partition, with ``change(position)`` for each copied position in it."""
-        remainders = (
-            segment._replace(position=segment.position and change([*segment.position])) for segment in self.remainders
+    def excluding(self, states: LaneStates, epoch: int, then: Terms, now: Terms) -> tuple[Ranges, LaneStates]:
+        """Return the partition for a pipeline that leaves out more samples from here on, and the
+        states of its lanes.
+
+        Args:
+            states: the states of the lanes, which may be changed.
+            epoch: the epoch.
+            then: what decides how the pipeline without these exclusions divides epochs.
+            now: the same of the pipeline that goes on.
+        """
+        for lane in states.values():
+            if _with_exclusion(lane["position"], now.chain) is not None:
+                for part in lane["position"][0].get(PARTS, []):
+                    _with_exclusion(part.get(POSITION), now.inner)
+        return self._excluding(now.inner), states
+
+    def _excluding(self, inner: Chain) -> Ranges:
+        """Return the same partition with positions of this chain."""
+        remainders = tuple(
+            segment._replace(position=segment.position and _with_exclusion([*segment.position], inner))
+            for segment in self.remainders
         )
-        later = (one.with_positions(change) for one in self.later)
-        return replace(self, remainders=tuple(remainders), later=tuple(later))
+        return replace(self, remainders=remainders, later=tuple(one._excluding(inner) for one in self.later))
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> NoReturn:
         """Return what is left as a partition of the other kind, with the states of its lanes.
@@ -566,6 +577,16 @@ def _check_number(lanes: int) -> None:
     """Raise StateError unless there can be this many lanes in the partitions of a state."""
     if not 0 < lanes <= MOST_LANES:
         raise damaged(f"its partitions are of {lanes} lanes, and at most {MOST_LANES} can be")
+
+
+def _with_exclusion(position: list[dict[str, Any]] | None, chain: Chain) -> list[dict[str, Any]] | None:
+    """Return a position with the entry of the ``ExcludeSamples`` of a chain inserted, if there is
+    one.
+    """
+    place = place_of_exclusion(chain)
+    if position is not None and place is not None and len(position) < len(chain.placed):
+        position.insert(place, {})
+    return position
 
 
 # the last ones of each source, and of what: they are requested for each lane of a partition
@@ -590,7 +611,7 @@ def _divide_all(source: Source[Any], epoch: int, of: tuple[int, int], sizes: Siz
         shares = _divide(ranges, len(opened), earlier)
         if any(count > len(share) for share, count in zip(shares, opened, strict=True)):
             raise damaged("its partition has lanes that opened more shards than they had")
-        ranges = joined(share[count:] for share, count in zip(shares, opened, strict=True))
+        ranges = ShardRanges.of_all(share[count:] for share, count in zip(shares, opened, strict=True))
         earlier_shares.append(shares)
     return [*earlier_shares, _divide(ranges, lanes, sizes)]
 

@@ -31,7 +31,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.state import MOST
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.meetings import check_end, end, exchange, has_store, standing, wait, where
+from wds_pipes.loader.meetings import check_end, end_meeting, exchange, has_store, standing, wait, where
 
 
 class Rank(NamedTuple):
@@ -187,7 +187,7 @@ def check_alike(loader: object, rank: Rank, facts: dict[str, Any], what: str) ->
         return [at for at, name in enumerate(names) if _read(store, name)[0] < turn]
 
     with standing(what, begun):
-        met = _meet(store, begun, rank.of, WAIT_SECONDS, absent, what=what)
+        met = _met(store, begun, rank.of, WAIT_SECONDS, absent, what=what)
         if not met:
             late = absent()
             logger.warning(
@@ -198,7 +198,7 @@ def check_alike(loader: object, rank: Rank, facts: dict[str, Any], what: str) ->
         elif int(store.get(same)) < rank.of:
             told = _differences([_read(store, name)[1] for name in names])
             waits = 0 if rank.number else WAIT_SECONDS  # the store may end with rank 0
-            _meet(store, f"{begun}/told", rank.of, waits, list, what=what)
+            _met(store, f"{begun}/told", rank.of, waits, list, what=what)
             raise StateError(told)
 
 
@@ -222,14 +222,14 @@ def of_all_ranks(value: Any, rank: Rank, group: Any, what: str, timeout_seconds:
     return [values[number] for number in sorted(values)]
 
 
-def _meet(store: Any, place: str, ranks: int, seconds: float, absent: Callable[[], list[int]], *, what: str) -> bool:
+def _met(store: Any, place: str, ranks: int, seconds: float, absent: Callable[[], list[int]], *, what: str) -> bool:
     """Note that this rank has come to a place, and return whether all ranks have within a time.
 
     Raises:
         StateError: another rank waits for this one at another place.
     """
     if store.add(f"{place}/count", 1) == ranks:
-        end(store, place)
+        end_meeting(store, place)
     if not wait(store, place, seconds, absent, what):
         return False
     check_end(store, place)

@@ -1,22 +1,26 @@
-"""From the states of one rank or of all ranks to the place where a PipeLoader continues."""
+"""From the states of one rank or of all ranks to the place where a PipeLoader continues, also after
+an edit of a running epoch: see ``wds_pipes.stages.edits``.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import in_state, logger, sum_counts
 from wds_pipes.core.digest import NOTHING, add, in_epoch, to_text
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.recipe import check_recipe
-from wds_pipes.core.stage import State
+from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import LEDGER, Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import BEGINNING, LaneStates, went_on
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.slices import Partition, kind_in
+from wds_pipes.stages.edits import Edition, Edits, Keys
 
 _OF_A_RUN = (
     "version",
@@ -30,6 +34,65 @@ _OF_A_RUN = (
     "batch_size",
     "mix_lanes",
 )
+
+
+class Editable(NamedTuple):
+    """What the edits of a loader start from.
+
+    Attributes:
+        plan: the plan of the pipeline as it was built.
+        stage: this pipeline.
+        new_plan: returns the plan of an edited one, also for another ``num_workers``.
+    """
+
+    plan: Plan
+    stage: Stage[Any]
+    new_plan: Callable[..., Plan]
+
+
+class Continuation(NamedTuple):
+    """Where a loader continues.
+
+    Attributes:
+        at: the position.
+        plan: the plan of the pipeline that goes on.
+        excluded: the keys of the samples that it leaves out.
+    """
+
+    at: LoaderPosition
+    plan: Plan
+    excluded: Keys
+
+
+def find_continuation(editable: Editable, state: State | list[State], edits: Edits, held: Keys) -> Continuation:
+    """Return where this rank continues from a state, with edits; ``held`` are the keys of the
+    samples that an earlier call left out.
+
+    Raises:
+        StateError, ValueError, TypeError: as in ``PipeLoader.load_state_dict``.
+    """
+    plan, stage, new_plan = editable
+    if isinstance(state, (list, tuple)):
+        state = _of_rank(list(state), plan, edits.moved or plan.recipe.data.moved)
+    edition = Edition(stage, state, edits, held, in_order=plan.kind.in_order)
+    if not edition.changes:
+        return Continuation(_restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
+    then = new_plan(edition.then)
+    at = _restore(then, state, moved=edits.moved, changed=edits.changed)
+    now = new_plan(edition.now(None if at.begins else _last_begun(edition.saved)))
+    if at.begins:  # it may have other samples
+        at = now.beginning(at.epoch, at.partition.lanes).counted_from(at)._replace(earlier=at.earlier)
+    elif len(edition.keys) > edition.known:
+        partition, lanes = at.partition.excluding(then.states(at), at.epoch, then.terms, now.terms)
+        at = at._replace(partition=partition, lanes=now.lanes_of(lanes))
+    return Continuation(at, now, edition.keys)
+
+
+def _last_begun(saved: Saved) -> int:
+    """Return the last epoch that a lane has begun."""
+    ahead: list[int] = [lane.position[0].get("epoch", 0) for lane in saved.lanes.values() if lane.position is not None]
+    later = (saved.partition or {}).get("later", [])
+    return saved.epoch + max(len(later), *ahead, 0)
 
 
 def merge_states(states: list[State], *, moved: bool = False) -> State:
@@ -170,7 +233,7 @@ def _merged(states: list[State], saved: list[Saved]) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-def of_rank(states: list[State], plan: Plan, moved: bool) -> State:
+def _of_rank(states: list[State], plan: Plan, moved: bool) -> State:
     """Return the state that a rank loads, from the states of all ranks: all as one, or its own if
     the ranks can only continue by themselves.
     """
@@ -186,7 +249,7 @@ def of_rank(states: list[State], plan: Plan, moved: bool) -> State:
     return next(state for state, of in zip(states, saved, strict=True) if of.rank == plan.rank.number)
 
 
-def restore(plan: Plan, state: State, *, moved: bool = False, changed: bool = False) -> LoaderPosition:
+def _restore(plan: Plan, state: State, *, moved: bool = False, changed: bool = False) -> LoaderPosition:
     """Return the position in a state from which this rank continues.
 
     Raises:
@@ -247,7 +310,7 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     """Return the position from which this rank continues."""
     count, whole = saved.lane_count, len(lanes) == saved.lane_count
     terms, kind, new = plan.terms, kind_in(saved.partition), plan.new_lanes()
-    unit, more = plan.rank.of * plan.parts, plan.lanes is None and plan.kind.may_be_more
+    unit, more = plan.rank.of * plan.parts, plan.lanes is None and not plan.kind.in_order
     alike = _is_alike(plan, saved, kind, whole=whole)
     fits = count % unit == 0 and (count == new or (more and (count > new or plan.elastic)))
     size = saved.batch_size // saved.mix_lanes

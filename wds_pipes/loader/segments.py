@@ -102,11 +102,11 @@ class Segments(Composite[Out]):
     @property
     def samples(self) -> int | None:
         """How many samples an epoch has; None: shards are partitioned, not samples."""
-        counts = Chain(self).root.epoch_order.sample_counts
+        counts = self.before.root.epoch_order.sample_counts
         return None if counts is None else sum(counts)
 
     def changes_count(self) -> str | None:
-        chain = Chain(self.source)
+        chain = self.before
         if self.scope == "item" or not chain.counts_delivered or any(step.changes_count() for step in chain):
             return None  # there is one segment, or a step of the chain says why
         return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
@@ -118,11 +118,11 @@ class Segments(Composite[Out]):
             raise damaged(f"lane {self.lane.number} is in another epoch than its loader")
         self._segments, self._found = self._of_epoch(at.epoch), at.epoch > 0
         if self.pads:
-            self._padding = reading.partition.padding(reading.number, Chain(self).root, reading.epoch)
+            self._padding = reading.partition.padding(reading.number, self.before.root, reading.epoch)
 
     def _of_epoch(self, ahead: int) -> OfLane:
         partition, number, epoch = self.reading[:3]
-        return partition.segments(number, Chain(self).root, epoch + ahead, ahead)
+        return partition.segments(number, self.before.root, epoch + ahead, ahead)
 
     def run(self) -> Iterator[Out]:
         at = self.at
@@ -170,7 +170,7 @@ class Segments(Composite[Out]):
         if self._empty and self._lack_before.explains(at.done or {}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
-            counted = Chain(self).root.epoch_order.sample_counts is not None  # then lanes are divided by samples
+            counted = self.before.root.epoch_order.sample_counts is not None  # then lanes are divided by samples
             few = "samples" if counted else "shards"
             mend = "pass a smaller lanes=" if counted else "let ShardList(index=...) count the samples"
             raise ShardError(
@@ -189,7 +189,7 @@ class Segments(Composite[Out]):
 
     def _open(self) -> Stage[Out]:
         """Open the segment whose turn it is."""
-        chain = Chain(self.source)
+        chain = self.before
         pads = self.at.segment >= len(self._segments)
         portion = self._segments[self.at.segment] if self._padding is None or not pads else Portion(self._padding)
         lane, position = portion.lane, portion.position
@@ -246,7 +246,7 @@ class Segments(Composite[Out]):
             epoch: the epoch of the partition.
         """
         at, parts = self._at(mark[0]), self.parts_of(mark[1])
-        segments = partition.segments(number, Chain(self).root, epoch + at.epoch, at.epoch) if parts else []
+        segments = partition.segments(number, self.before.root, epoch + at.epoch, at.epoch) if parts else []
         return self._where(at, parts, segments)
 
     def where_in(self, own: tuple[Any, ...], parts: tuple[Any, ...], lane: Lane) -> str | None:

@@ -15,9 +15,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.counts import LEFT_OUT, leave_out
@@ -26,9 +25,10 @@ from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.stage import Source, Stage, is_built_in
 from wds_pipes.core.state import damaged, read_count, read_digest
 from wds_pipes.core.words import shown
-from wds_pipes.loader.lengths import batches_of, batching
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms
+from wds_pipes.loader.lengths import batches_of
+from wds_pipes.loader.partition import NOT_BEGUN, LanePiece, LaneStates, OfLane, Portion, Terms
 from wds_pipes.loader.ranges import Ranges
+from wds_pipes.stages.sample_list import SampleList
 
 _PLACE = "place"  # the entry of a state that says from which place on an epoch is divided
 _DIGEST = "digest"  # the entry with the digest of the samples before this place
@@ -39,7 +39,7 @@ class Slices:
     """A partition of the global order of an epoch, from a place on, into slices.
 
     Attributes:
-        lanes, counts, later, scope, in_order, fit_any_batches, may_be_more: as in ``Ranges``.
+        lanes, counts, later, in_order, fit_any_batches: as in ``Ranges``.
         place: the first place that no rank has had.
         stop: the end of the last batch.
         size: how many samples a batch has.
@@ -58,10 +58,8 @@ class Slices:
     left_out: int = 0
 
     later: ClassVar = ()
-    scope: ClassVar = "item"
     in_order: ClassVar = True
     fit_any_batches: ClassVar[tuple[str, ...]] = ()
-    may_be_more: ClassVar = False
     given: ClassVar = 0
 
     @classmethod
@@ -98,8 +96,8 @@ class Slices:
         place, digest = self.next_place(states, terms) + more, of_counts(self.counts)
         return self.of(self.lanes, epoch, terms, place, digest, left_out=self.left_out + more)
 
-    def _slice(self, number: int) -> Slice:
-        return Slice(self.size, self.place, self.stop, number, self.lanes)
+    def _slice(self, number: int, stop: int | None = None) -> Slice:
+        return Slice(self.size, self.place, self.stop if stop is None else stop, number, self.lanes)
 
     def lane(self, number: int, source: Source[Any], epoch: int) -> Lane:
         padding = False if self.pads else None
@@ -108,11 +106,15 @@ class Slices:
     def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
         return [Portion(self.lane(number, source, epoch))]
 
+    def pieces(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[LanePiece]:
+        lane, own = self.lane(number, source, epoch), self._slice(number, self.total).count
+        return [LanePiece(lane, 0, own), LanePiece(lane, own, self._slice(number).count - own, pads=True)]
+
     def padding(self, number: int, source: Source[Any], epoch: int) -> None:
         """Return None: the segments have the repeats already."""
 
     def samples(self) -> list[int]:
-        return [Slice(self.size, self.place, self.total, lane, self.lanes).count for lane in range(self.lanes)]
+        return [self._slice(lane, self.total).count for lane in range(self.lanes)]
 
     def batches(self, terms: Terms) -> list[int] | None:
         if terms.mode == "exact":
@@ -166,7 +168,7 @@ class Slices:
         steps = sum(lane["delivered"] for lane in states.values())
         if not (alike and fits) or (len(states) == self.lanes and steps % terms.ranks):
             return None
-        batches, samples, makers = self.batches(terms), self.samples(), batching(terms.chain.steps[-1])
+        batches, samples, makers = self.batches(terms), self.samples(), terms.chain.batching
         for number, lane in states.items():
             most = batches_of(makers, samples[number]) if batches is None else batches[number]
             if lane["delivered"] > most or (lane["ended"] and lane["delivered"] < most):
@@ -201,8 +203,14 @@ class Slices:
         """Return the digest of all samples that came before the lanes stand at these states."""
         return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
 
-    def with_positions(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]] | None]) -> Slices:
-        return self  # it has none
+    def excluding(self, states: LaneStates, epoch: int, then: Terms, now: Terms) -> tuple[Slices, LaneStates]:
+        _, rest = self.repartitioned(self.lanes, states, epoch, then)
+        before, after = (cast(SampleList, terms.chain.root) for terms in (then, now))
+        place = after.place_after(before, rest.place, epoch)
+        left_out = min(place, rest.left_out)
+        rest = self.of(self.lanes, epoch, now, place, of_counts(rest.counts), left_out=left_out)
+        first, *others = sorted(states)
+        return rest, {first: {**NOT_BEGUN, "counts": self.kept(states)}, **dict.fromkeys(others, NOT_BEGUN)}
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""

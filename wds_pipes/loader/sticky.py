@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wds_pipes.core.lane import ShardRanges, joined
+from wds_pipes.core.lane import ShardRanges
 from wds_pipes.core.order import hash64, stream
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def arranged(ranges: ShardRanges, seed: int, ranks: int, lanes: int, sizes: Sequ
         for lane, part in zip(range(rank, lanes, ranks), share.cut(wanted[rank::ranks].tolist()), strict=True):
             of_lane[lane] = part[np.argsort(in_epoch[part.numbers], kind="stable")]
     if counted:
-        return joined(of_lane)
+        return ShardRanges.of_all(of_lane)
     turns = np.empty(len(ranges), np.int64)
     for lane, part in enumerate(of_lane):
         turns[lane::lanes] = in_epoch[part.numbers]
@@ -88,6 +88,6 @@ def _levelled(units: ShardRanges, ranks_of: npt.NDArray[np.int64], goals: list[i
         kept.append([part])
         beyond.append(rest)
     missing = [goal - parts[0].samples for goal, parts in zip(goals, kept, strict=True)]
-    for parts, more in zip(kept, joined(beyond).cut(missing), strict=True):
+    for parts, more in zip(kept, ShardRanges.of_all(beyond).cut(missing), strict=True):
         parts.append(more)
-    return [joined(parts) for parts in kept]
+    return [ShardRanges.of_all(parts) for parts in kept]

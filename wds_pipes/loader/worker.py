@@ -24,7 +24,6 @@ from wds_pipes.core.stage import END, Stage, close_running, functional_name, is_
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.urls import hide
-from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
 from wds_pipes.loader.partition import LaneAt
 from wds_pipes.loader.segments import MOST_EMPTY, LaneReading, with_lane
@@ -32,6 +31,9 @@ from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Meter, Spent
 from wds_pipes.loader.transport import Inbox, Outbox, Sent
 from wds_pipes.stages.batch_samples import BatchSamples
+
+# the end of the message of each WorkerError
+GO_ON = "To continue, call load_state_dict(state_dict()), then iter(): iter() alone begins the next epoch."
 
 
 class Begin(NamedTuple):
@@ -118,7 +120,7 @@ def _packed(outbox: Outbox, result: Result) -> Sent:
         unsent = WorkerError(
             f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
             f"{hide(str(error))}). Make the last step return what "
-            "can be pickled, or use num_workers=0. state_dict() is still good."
+            f"can be pickled, or use num_workers=0. {GO_ON}"
         )
         return outbox.pack(_failure(lane, unsent))
 
@@ -183,7 +185,7 @@ class _Running:
         self._chain = Chain(self.stage)
         self._end: Result | None = None
         self._epochs = 0  # since the last batch
-        self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
+        self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in self._chain.batching)
 
     def __del__(self) -> None:
         # The chain is a reference cycle of stages and generators. Without this, what it has open

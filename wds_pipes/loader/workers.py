@@ -37,7 +37,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.errors import WorkerError
 from wds_pipes.loader.parent import check_guarded, how_ended, uncollected, uninterrupted
 from wds_pipes.loader.transport import Inbox
-from wds_pipes.loader.worker import Begin, Command, LaneHost, Result, run_worker
+from wds_pipes.loader.worker import GO_ON, Begin, Command, LaneHost, Result, run_worker
 
 _NOT_PICKLED = (
     "Workers that are not forked get the pipe by pickling. Write the functions of its steps "
@@ -47,13 +47,11 @@ _NOT_PICKLED = (
 _HUNG = (
     "workers that were forked (pid {pids}) did not run within {seconds:g} seconds: they may wait for a "
     "lock that a thread of this process held at the fork. Start workers before such threads, or pass "
-    'multiprocessing_context="forkserver". With PYTHONFAULTHANDLER=1 they print where they wait. '
-    "state_dict() is still good."
+    'multiprocessing_context="forkserver". With PYTHONFAULTHANDLER=1 they print where they wait. ' + GO_ON
 )
 _LATE = (
     "a worker (pid {pid}) timed out after {seconds:g} seconds, timeout_seconds: no worker died. Reading or a step of "
-    "the pipe takes longer than that for a batch: allow more, or find out what the workers wait for. "
-    "state_dict() is still good."
+    "the pipe takes longer than that for a batch: allow more, or find out what the workers wait for. " + GO_ON
 )
 _LOOK_SECONDS = 1.0  # how often to look whether a worker that sends nothing is alive
 _PATIENCE = 5.0  # seconds that workers have to exit, and in which one that broke off is seen to be gone
@@ -143,9 +141,7 @@ class _Worker:
         self.process.join(_PATIENCE)
         if self.process.exitcode is None:
             raise error
-        raise WorkerError(
-            f"worker process {self.process.pid} {how_ended(self.process.exitcode)}. state_dict() is still good."
-        ) from error
+        raise WorkerError(f"worker process {self.process.pid} {how_ended(self.process.exitcode)}. {GO_ON}") from error
 
 
 def forks(context: Any) -> bool:

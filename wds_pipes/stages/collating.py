@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
@@ -16,6 +17,8 @@ from wds_pipes.stages.fields import identity
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 _FORM = attrgetter("shape", "dtype")
+# What is compared before values are stacked. Shapes of tensors are slow, and torch compares them.
+_COMPARED = {"array": _FORM, "tensor": attrgetter("dtype")}
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
@@ -68,19 +71,21 @@ def _column(
     if collate == "columns":
         return values
     first, kind, types = values[0], _kind(values[0]), set(map(type, values))
-    forms = set(map(_FORM, values)) if len(types) == 1 and kind in ("array", "tensor") else types
-    if len(forms) > 1:
-        for place, value in enumerate(values):
-            if _kind(value) is not kind or (kind in ("array", "tensor") and _FORM(value) != _FORM(first)):
-                raise _unstackable(values, name, batch, place)
+    forms = set(map(_COMPARED[kind], values)) if len(types) == 1 and kind in _COMPARED else types
+    if len(forms) > 1 and (place := _unlike_first(values, kind)):
+        raise _unstackable(values, name, batch, place)
     if kind is None:
         return values
     try:
         if kind == "tensor":
-            stacked = sys.modules["torch"].stack(values)
+            stacked = _stack_tensors(values, empty)
             return stacked.numpy() if collate == "numpy" else stacked
         if kind == "array":
-            stacked = np.stack(values, out=empty((len(values), *first.shape), first.dtype))
+            stacked = empty((len(values), *first.shape), first.dtype)
+            if first.ndim:  # np.stack would take three times as long, since it makes a view of each array
+                np.concatenate(values, out=stacked.reshape(len(values) * len(first), *first.shape[1:]))
+            else:
+                np.stack(values, out=stacked)
         else:
             # Python ints always as int64
             stacked = np.array(values, np.int64 if types == {int} else None)
@@ -88,9 +93,32 @@ def _column(
             return stacked
         return as_tensor(stacked)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise _unstackable(
-            values, name, batch, 0, f"{_describe(first)} in {_name(batch, 0)} and the others: {error}"
-        ) from error
+        place = _unlike_first(values, kind)
+        why = f"{_describe(first)} in {_name(batch, 0)} and the others: {error}" if place is None else None
+        raise _unstackable(values, name, batch, place or 0, why) from error
+
+
+def _stack_tensors(values: list[Any], empty: Empty) -> Any:
+    """Return tensors stacked into an array that ``empty`` makes, if numpy has their dtype."""
+    import torch
+
+    first = values[0]
+    if type(first) is torch.Tensor:
+        # not bfloat16, on another device, sparse, or with a gradient
+        with contextlib.suppress(TypeError, RuntimeError):
+            array = empty((len(values), *first.shape), first.numpy().dtype)
+            return torch.stack(values, out=torch.from_numpy(array))
+    return torch.stack(values)
+
+
+def _unlike_first(values: list[Any], kind: str | None) -> int | None:
+    """Return the place of the first value that differs from the first one in kind, shape or dtype;
+    None: there is none.
+    """
+    for place, value in enumerate(values):
+        if _kind(value) != kind or (kind in _COMPARED and _FORM(value) != _FORM(values[0])):
+            return place
+    return None
 
 
 def as_tensor(array: npt.NDArray[Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from wds_pipes.codecs.codec import Codec, Decoder, Handler, NotAllowedError, registered_codecs
+from wds_pipes.codecs.images import Cropped
 from wds_pipes.codecs.resizing import Crop, Fit, Size, read_resize
 from wds_pipes.codecs.table import ROWS, Decoding
 from wds_pipes.core.occurrences import OCCURRENCE
@@ -128,6 +129,12 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         scale: with ``crop="random"``: the bounds of the part of the area; None: (0.08, 1).
         ratio: with ``crop="random"``: the bounds of its width / height; None: (3/4, 4/3).
         flip: with ``crop="random"``: mirror one half of the images, left to right.
+        boxes: with ``crop``: also yield which part of the image was taken, as ``__crop__``: an
+            array of shape (5,) with the left, top, width and height of the part, in pixels of the
+            image as it is decoded without ``size``; and 1 if the part was then mirrored, else 0.
+            It is int64 with ``"random"``, and float64 with ``"center"``, where a part may begin
+            inside a pixel. A sample with several images has an array for each of them instead,
+            named by the field, such as ``__crop_left.jpg__``.
         only: names of the fields to decode, as in ``["jpg;png", "cls", "*.npy"]``; all others stay
             as they are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
@@ -172,6 +179,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         scale: tuple[float, float] | None = None,
         ratio: tuple[float, float] | None = None,
         flip: bool = False,
+        boxes: bool = False,
         upright: bool = False,
         pages: Literal["all"] | None = None,
         sample_rate: int | None = None,
@@ -194,6 +202,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         self.registered = registered_codecs()
         self.size, self.fit, self.pages, self.upright = size, fit, pages, bool(upright)
         self.crop, self.resize, self.scale, self.ratio, self.flip = crop, resize, scale, ratio, bool(flip)
+        self.boxes = bool(boxes)
         self.sample_rate, self.mono = sample_rate, bool(mono)
         self._decoding()
 
@@ -213,6 +222,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             ),
             pages=self.pages,
             upright=self.upright,
+            boxes=self.boxes,
             sample_rate=self.sample_rate,
             mono=self.mono,
             rng=rng,
@@ -245,6 +255,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                     f"{type(sample).__name__}: put it after group_by_key(), before to_tuple()"
                 )
             decoded = dict(sample)
+            crops: dict[str, Any] = {}
             if draws is not None:
                 if "__key__" not in sample:
                     raise TypeError("crop='random' draws its numbers by the __key__ of samples, and this one has none")
@@ -264,9 +275,13 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                         decode = decoders[field] = None if stays else decoder(field)
                     if decode is not None:
                         if type(data) is bytes or isinstance(data, _BYTES):
-                            decoded[field] = decode(data if type(data) is bytes else bytes(data))
+                            decoded[field] = value = decode(data if type(data) is bytes else bytes(data))
+                            if type(value) is Cropped:
+                                decoded[field], crops[f"__crop_{field}__"] = value
                         elif not partial or isinstance(sample.get("__key__"), list):
                             raise TypeError(_NOT_BYTES.format(type(data).__name__))
+                if crops:
+                    decoded |= crops if len(crops) > 1 else {"__crop__": crops.popitem()[1]}
                 return decoded
             except Exception as error:
                 return failed(sample, field, error)

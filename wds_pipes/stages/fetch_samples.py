@@ -117,8 +117,8 @@ class FetchSamples(Tolerant[Sample]):
 
         def parse(ref: SampleRef, part: Part) -> Sample:
             nonlocal index_url
-            index_url, url, before, last = ref.index_url, ref.url, ref.before, ref.last
-            sample = parser.parse(part, ref.start, ref.stop, url, shown(url), before=before, last=last)
+            url, _, start, stop, index_url, last, padding, _, before = ref
+            sample = parser.parse(part, start, stop, url, shown(url), before=before, last=last)
             if len(sample) == _NO_FIELDS:
                 key, names = sample["__key__"], listed(self.fields or ())
                 raise SampleError(
@@ -128,9 +128,9 @@ class FetchSamples(Tolerant[Sample]):
                     url=shown(url),
                     key=key,
                 )
-            if ref.padding is None:
+            if padding is None:
                 return sample
-            named = {"__key__": sample["__key__"], "__url__": sample["__url__"], "__padding__": ref.padding}
+            named = {"__key__": sample["__key__"], "__url__": sample["__url__"], "__padding__": padding}
             return {**named, **sample}
 
         return parse

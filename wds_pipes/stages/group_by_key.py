@@ -20,7 +20,7 @@ from wds_pipes.errors import SampleError, mended
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import Sample, read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
-from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
+from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, ref_of
 from wds_pipes.tar.grouping import GroupedShard, Grouping, SuspectSampleError, warn_of
 from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, kept, matches, wants
 from wds_pipes.tar.reader import RepeatedKeyError, TarMember
@@ -313,24 +313,23 @@ class _Tars:
         known, resumed = Chain(self._source).root.epoch_order.sample_counts is not None, self._source._resumed
         self._take()
         while self._next is not None:
-            url: Any = self._next.url
-            offset = self._next.offset
-            ref = url if isinstance(url, ShardRef) else getattr(url, "ref", None)
-            if ref is None and known:
-                raise unknown_shard(str(url))
-            ref = ref or ShardRef(str(url))
-            members = self._of_shard(url)
+            ref, offset = ref_of(self._next.url), self._next.offset
+            if ref.stop is None and known:
+                raise unknown_shard(ref.url)
+            members = self._of_shard(ref)
             begin = ref.begin or 0
             yield OpenTar(ref, members, resumed, begin if offset >= begin else 0, offset)
             resumed = False
             for _ in members:  # not all samples were requested
                 pass
 
-    def _of_shard(self, url: str | ShardRef) -> Iterator[TarMember]:
+    def _of_shard(self, ref: ShardRef) -> Iterator[TarMember]:
         """Yield members until another shard begins."""
-        last = -1
-        while (member := self._next) is not None and member.offset > last and same_shard(member.url, url):
-            last = member.offset
+        last, url = -1, None
+        while (member := self._next) is not None and member.offset > last:
+            if member.url is not url and ref_of(member.url) != ref:
+                return
+            last, url = member.offset, member.url
             yield member
             self._take()
 

@@ -17,7 +17,7 @@ from wds_pipes.stages.join import Join
 from wds_pipes.stages.shard_list import ShardList
 
 
-class OpenShard(NamedTuple):
+class ShardPart(NamedTuple):
     """Where an open shard stands.
 
     Attributes:
@@ -64,8 +64,8 @@ class InterleaveShards(Composite[Out]):
     keeps_count = True
     scope = "window"
     order_options = ("count",)
-    part_kind = OpenShard
-    parts: list[OpenShard]
+    part_kind = ShardPart
+    parts: list[ShardPart]
     source: Stage[Out]
 
     def __init__(self, source: Stage[Out], count: int) -> None:
@@ -95,7 +95,7 @@ class InterleaveShards(Composite[Out]):
         for place, mark in self.parts[len(chains) :]:
             chains.append(self._chain(ranges[place], mark, ahead=ahead))
         while len(chains) < self.count and self.at.next < len(ranges):
-            self.parts.append(OpenShard(self.at.next))
+            self.parts.append(ShardPart(self.at.next))
             chains.append(self._next(ahead=ahead))
         self._look_ahead()
 
@@ -106,13 +106,13 @@ class InterleaveShards(Composite[Out]):
             chain = chains[at.turn]
             item: Any = next(chain.items, END)
             if item is not END:
-                marks[at.turn] = OpenShard(marks[at.turn].place, chain.mark())
+                marks[at.turn] = ShardPart(marks[at.turn].place, chain.mark())
                 at.turn = (at.turn + 1) % len(chains)
                 yield item
                 continue
             self.retire(chain)
             if at.next < len(ranges):
-                marks[at.turn] = OpenShard(at.next)
+                marks[at.turn] = ShardPart(at.next)
                 chains[at.turn] = self._next()
                 self._look_ahead()
             else:
@@ -151,7 +151,7 @@ class InterleaveShards(Composite[Out]):
         chain.start(ahead=ahead)
         return chain
 
-    def where_in(self, own: tuple[Any, ...], parts: tuple[OpenShard, ...], lane: Lane) -> str | None:
+    def where_in(self, own: tuple[Any, ...], parts: tuple[ShardPart, ...], lane: Lane) -> str | None:
         """Return the URL of the shard that is next."""
         at = self._at(own)
         return self._list.where((parts[at.turn].place if parts else at.next,), lane)
@@ -164,7 +164,7 @@ class InterleaveShards(Composite[Out]):
         place = read_dict(parts[turn], "an open shard").get("place", 0)
         return ShardList.describe({"next": place}, lane)  # the shard that is next
 
-    def fit_parts(self, at: Any, parts: list[OpenShard], *, fixed: bool) -> list[OpenShard]:
+    def fit_parts(self, at: Any, parts: list[ShardPart], *, fixed: bool) -> list[ShardPart]:
         places = [part.place for part in parts]
         if (
             len(set(places)) < len(places)

@@ -20,7 +20,7 @@ from wds_pipes.core.words import shown
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import Sample, check_sample
-from wds_pipes.stages.mix import check_sources
+from wds_pipes.stages.mix import check_pipelines
 from wds_pipes.stages.shard_list import ShardList, shard_of
 from wds_pipes.tar.keys import is_metadata
 
@@ -132,6 +132,7 @@ class Join(Composite[Sample], Branching, Order, Source[Sample]):
         if self._uncounted is None:
             _check_counts(self.names, self._lists)
         self._readers: list[_Reader] = []  # while running, of the row that is open
+        self._marks: list[Mark | None] = []  # while running, where these stood after the last sample that was yielded
         self._ahead: list[_Reader] = []  # while running, of the row that will be opened next
 
     def _why_uncounted(self) -> str | None:
@@ -259,7 +260,7 @@ class Join(Composite[Sample], Branching, Order, Source[Sample]):
                     self._skip(first, others[found.index(None)], key)
                     continue
                 joined = self._joined([sample, *found])
-                self.parts = [Joined(number, reader.mark) for number, reader in enumerate(readers)]
+                self._marks = [reader.mark for reader in readers]
                 yield joined
             for other in others:
                 self._pass_over(first, other, None)
@@ -311,8 +312,13 @@ class Join(Composite[Sample], Branching, Order, Source[Sample]):
         for reader, sample in zip(self._readers, found, strict=True):
             if sample is None:
                 continue
-            for name, value in sample.items():
-                field = f"{reader.name}.{name}" if self.prefix and not is_metadata(name) else name
+            named = sample
+            if self.prefix:
+                named = {name if is_metadata(name) else f"{reader.name}.{name}": sample[name] for name in sample}
+            if not joined:
+                joined = dict(named)
+                continue
+            for field, value in named.items():
                 if field not in joined:
                     joined[field] = value
                 elif not is_metadata(field):
@@ -329,12 +335,17 @@ class Join(Composite[Sample], Branching, Order, Source[Sample]):
             self.at.done = sum_counts((self.at.done or {}, counts)) or None
             self._bytes_before += chain.bytes_so_far
             other.chain.close()
-        self._readers, self.parts = [], []
+        self._readers, self._marks, self.parts = [], [], []
 
     def lack(self, before: Lack) -> Lack:
         return Lack.of_all([self._lack_before, *(Chain(reader.chain).lack for reader in self._readers[:1])])
 
     # Positions
+
+    def mark(self) -> Mark:
+        # Plain tuples: this is called for each sample, and to make each a Joined takes four times
+        # as long.
+        return self._own(self.at), tuple(enumerate(self._marks)) or tuple(self.parts)
 
     def chain_of(self, part: Joined) -> Chain | None:
         return Chain(self.sources[self.names[part.source]]) if part.source < len(self.names) else None
@@ -470,7 +481,7 @@ def _disordered(first: _Reader, other: _Reader, key: str) -> SampleError:
 
 def _check_sources(sources: Mapping[str, Stage[Any]]) -> None:
     """Raise if these are not pipelines by name that join() can take."""
-    check_sources(sources, "join")
+    check_pipelines(sources, "join")
     if len(sources) < 2:
         raise ValueError("join() needs at least two sources")
     numbers: dict[str, int] = {}

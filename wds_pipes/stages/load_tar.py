@@ -16,7 +16,7 @@ from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import hide, redact
-from wds_pipes.stages.open_shards import Shard
+from wds_pipes.stages.open_shards import OpenedShard
 from wds_pipes.stages.shard_source import ShardRef, ShardUrl, check_enough
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import stale_offset
@@ -132,7 +132,7 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
         self.concatenated = bool(concatenated)
         self._reader: TarReader | None = None
-        self._shard: Shard | None = None  # while running, the shard that is being read
+        self._shard: OpenedShard | None = None  # while running, the shard that is being read
         self._before: Mark | None = None  # while running, the position of the source to resume at
         self.bytes_read = 0  # while running, of the shards that were read to their end
         self._began = 0  # while running, the byte of the shard where reading started
@@ -171,7 +171,7 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
             if shard is END:
                 self._before = None
                 return
-            if not isinstance(shard, Shard):
+            if not isinstance(shard, OpenedShard):
                 raise TypeError(
                     f"load_tar() takes open shards, and its source gave {hide(repr(shard)):.200}: "
                     "put .open_shards() before it"
@@ -209,7 +209,7 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
                 self._before = source.mark()
                 yield OpenTar(shard.ref, None, resumed=True)
 
-    def _begin(self, shard: Shard) -> BinaryIO | None:
+    def _begin(self, shard: OpenedShard) -> BinaryIO | None:
         """Return the tar in a shard, at the position; None: it cannot be opened, and is skipped."""
         url = redact(shard.url)
         try:
@@ -230,7 +230,7 @@ class LoadTar(OpensAnywhere, Tolerant[TarMember]):
             self.skip(broken)
         return None
 
-    def _open(self, shard: Shard) -> tuple[BinaryIO, str]:
+    def _open(self, shard: OpenedShard) -> tuple[BinaryIO, str]:
         """Return the tar in a shard as a stream at the position or the beginning of its part, and
         its compression.
         """

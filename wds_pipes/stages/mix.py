@@ -162,7 +162,7 @@ class Mix(Composite[Any], Branching, Source[Any]):
         changed: bool = False,
     ) -> None:
         super().__init__(seed)
-        check_sources(sources, "mix")
+        check_pipelines(sources, "mix")
         self.sources = dict(sources)
         self.weights, self.schedule = whole_weights(list(sources), weights), schedule
         if schedule is not None:
@@ -460,7 +460,7 @@ def length_in(field: str, item: Any) -> int:
         raise error_of(item, why, "Decode it in the source, or pass by= a function.") from error
 
 
-def check_sources(sources: object, step: str) -> None:
+def check_pipelines(sources: object, step: str) -> None:
     """Raise if these are not pipelines by name; ``step`` takes them."""
     if not isinstance(sources, Mapping):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""OpenShards: open the shards at URLs. It yields them as Shard objects."""
+"""OpenShards: open the shards at URLs. It yields them as OpenedShard objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
 
-class Shard:
+class OpenedShard:
     """A shard that opens when it is read.
 
     Attributes:
@@ -49,11 +49,11 @@ class Shard:
         self._opened: list[BinaryIO] = []
         self._ahead: int | None = None  # requested from this byte on, without waiting
 
-    def __deepcopy__(self, copies: dict[int, Any]) -> Shard:
+    def __deepcopy__(self, copies: dict[int, Any]) -> OpenedShard:
         """Return the same shard, which is not open. It opens by the same running step, which cannot
         be copied.
         """
-        return Shard(self.ref, self._opening, self.refuse)
+        return OpenedShard(self.ref, self._opening, self.refuse)
 
     @property
     def is_open(self) -> bool:
@@ -160,7 +160,7 @@ class Shard:
         self.close()
 
 
-class OpenShards(Tolerant[Shard]):
+class OpenShards(Tolerant[OpenedShard]):
     """Open the shards at URLs or paths (functional name: ``open_shards``).
 
     Local files are read directly. Everything else is read in the background with concurrent
@@ -279,10 +279,10 @@ class OpenShards(Tolerant[Shard]):
         self._queue: ReadQueue | None = None  # while running, the queue through which its remote shards are read
         self._ended = False  # while running, whether nothing more will be read through this queue
         # while running, the shards ahead, each with the position of the source after it
-        self._next: deque[tuple[Shard, Mark | None]] = deque()
+        self._next: deque[tuple[OpenedShard, Mark | None]] = deque()
 
-    def run(self) -> Iterator[Shard]:
-        shard: Shard | None = None
+    def run(self) -> Iterator[OpenedShard]:
+        shard: OpenedShard | None = None
         try:
             while True:
                 self._look_ahead(1)
@@ -342,7 +342,7 @@ class OpenShards(Tolerant[Shard]):
             ref = self._ref(url)
             if self.cache is not None and is_remote(ref.url):
                 ref = replace(ref, begin=None)  # only what is read from its beginning is stored
-            self._next.append((Shard(ref, partial(self._opening, ref), self.skip), self.source.mark()))
+            self._next.append((OpenedShard(ref, partial(self._opening, ref), self.skip), self.source.mark()))
 
     def _ref(self, item: Any) -> ShardRef:
         """Return what the source yielded as a ShardRef.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.chain import Composite, Part
+from wds_pipes.core.chain import ChainPart, Composite
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_count
@@ -111,9 +111,9 @@ class Repeat(Composite[Out]):
         return last[3]
 
     def mark(self) -> Mark:
-        return self._own(self.at), (Part(self._running.mark()),)
+        return self._own(self.at), (ChainPart(self._running.mark()),)
 
-    def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
+    def where_in(self, own: tuple[Any, ...], parts: tuple[ChainPart, ...], lane: Lane) -> str | None:
         lane = self._lane(lane, self._at(own).repetition)
         return self.before.where(parts[0].mark if parts else None, lane)
 

@@ -183,7 +183,8 @@ class SampleList(ShardSource[SampleRef]):
                 # Of a remote shard, which other bytes are there differs after a resume; so would
                 # the samples that are skipped.
                 before = (None if remote else offsets[inside - 1]) if inside else -1
-                yield SampleRef(url, number, start, stop, index_url, last, repeat, size, before)
+                # a call of the class takes twice as long
+                yield SampleRef._make((url, number, start, stop, index_url, last, repeat, size, before))
 
     def _file(self, shard: int) -> tuple[str, str, int | None, bool]:
         """Return the URL of a shard, that of its index of offsets, its size if it is known, and
@@ -254,6 +255,14 @@ class SampleList(ShardSource[SampleRef]):
             raise ValueError(f"exclude= leaves none of {plural(len(self._view), 'sample')}")
         return again
 
+    def place_after(self, other: SampleList, place: int, epoch: int) -> int:
+        """Return at which place of the order of an epoch this list goes on after ``place`` of the
+        order of another one, which leaves out fewer samples.
+        """
+        before, after = (one.order(self.seed, epoch) for one in (other, self))
+        whole = before.whole_place(place) if isinstance(before, Remaining) else place
+        return after.place(whole) if isinstance(after, Remaining) else whole
+
     def check_keys(self, keys: Sequence[str]) -> None:
         """Raise ValueError if no sample of the shards has one of these keys; without indexes of
         keys, that is not known.
@@ -270,18 +279,17 @@ class SampleList(ShardSource[SampleRef]):
 
     # The order without reading: see ``ShardSource``
 
-    def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
-        return self.of_slice(numbers * self._block_in(lane.epoch) + insides, lane)
-
-    def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
-        return [divmod(place, self._block_in(lane.epoch)) for place in self.places_in(shard, number, lane)]
-
-    def of_slice(self, places: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
-        order, places = self.order(lane.seed, lane.epoch), places % self.samples_in(lane.epoch)
+    def samples_after(self, taken: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        if lane.shards is None:
+            places = self._slice(lane).place(taken) % self.samples_in(lane.epoch)
+        else:
+            numbers, insides = ShardRanges.of(lane.shards).samples_after(taken)
+            places = numbers * self._block_in(lane.epoch) + insides
+        order = self.order(lane.seed, lane.epoch)
         numbers = numbers_at(self._view, places if order is None else order.numbers_at(places))
         return _in_shards(np.array(self._located.starts), numbers)
 
-    def places_in(self, shard: int, number: int, lane: Lane) -> list[int]:
+    def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
         wanted, view, order = self._located.starts[shard] + number, self._view, self.order(lane.seed, lane.epoch)
         view = view[: self._size_in(lane.epoch)]
         if isinstance(view, range):
@@ -290,7 +298,13 @@ class SampleList(ShardSource[SampleRef]):
             found = np.flatnonzero(view == wanted).tolist()
         if self._left_out is not None:
             found = np.setdiff1d(found, self._left_out).tolist()
-        return found if order is None else [order.place_of(place) for place in found]
+        places = found if order is None else [order.place_of(place) for place in found]
+        return [divmod(place, self._block_in(lane.epoch)) for place in places]
+
+    def before(self, number: int, inside: int, lane: Lane) -> list[int]:
+        if lane.shards is not None:
+            return super().before(number, inside, lane)
+        return self._slice(lane).before(number * self._block_in(lane.epoch) + inside)
 
     def key_of(self, shard: int, number: int) -> str:
         return self._located.key_of(self._located.starts[shard] + number)
@@ -314,25 +328,19 @@ class SampleList(ShardSource[SampleRef]):
 
     def _range_places(self, lane: Lane, done: int, inside: int) -> _Blocks:
         """Yield the places of a lane with ranges of blocks."""
-        size = self._block_in(lane.epoch)
-        ranges = ShardRanges.of((lane.shards or ())[done:])
-        counts, firsts = ranges.stops - ranges.starts, ranges.numbers * size + ranges.starts
-        counts[:1] -= inside
-        firsts[:1] += inside
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        for start in range(0, total, _BLOCK):
+        ranges, size = ShardRanges.of((lane.shards or ())[done:]), self._block_in(lane.epoch)
+        total, ends = ranges.samples, ranges.ends
+        for start in range(inside, total, _BLOCK):
             taken = np.arange(start, min(start + _BLOCK, total))
-            of = np.searchsorted(ends, taken, side="right")  # the range of each place
-            insides = taken - (ends - counts)[of]
-            yield firsts[of] + insides, ((insides == 0) & (of > 0)).tolist(), itertools.repeat(lane.padding)
+            numbers, insides = ranges.samples_after(taken)
+            begins = ends[np.searchsorted(ends, taken)] == taken
+            yield numbers * size + insides, begins.tolist(), itertools.repeat(lane.padding)
 
     def _slice_places(self, lane: Lane, inside: int) -> _Blocks:
         """Yield the places of a lane that is a slice."""
         part, count = self._slice(lane), self.samples_in(lane.epoch)
         for first in range(inside, part.count, _BLOCK):
-            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, part.count)), part.size)
-            places = part.start + (turns * part.of + part.number) * part.size + insides
+            places = part.place(np.arange(first, min(first + _BLOCK, part.count)))
             repeats = itertools.repeat(None) if lane.padding is None else (places >= count).tolist()
             yield places % count, itertools.repeat(False), repeats
 

@@ -317,7 +317,8 @@ class ShardList(OpensAnywhere, ShardSource[ShardRef]):
         """
         return number if self.resampled or self.repeated else None
 
-    def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+    def samples_after(self, taken: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        numbers, insides = ShardRanges.of(lane.shards or ()).samples_after(taken)
         return shard_of(numbers), insides
 
     def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.lane import Lane
+from wds_pipes.core.lane import Lane, ShardRanges
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_storage_options
 from wds_pipes.core.stage import Order, Out, Source
@@ -127,11 +127,9 @@ class ShardUrl(str):
         return url
 
 
-def same_shard(one: str | ShardRef, other: str | ShardRef) -> bool:
-    """Whether two members with these URLs are of the same range of a shard."""
-    return one is other or (
-        type(one) is type(other) and one == other and getattr(one, "ref", None) == getattr(other, "ref", None)
-    )
+def ref_of(url: str | ShardRef) -> ShardRef:
+    """Return what is known of the shard of a member with this URL."""
+    return url if isinstance(url, ShardRef) else getattr(url, "ref", None) or ShardRef(url)
 
 
 def check_more(ref: ShardRef, offset: int) -> None:
@@ -205,7 +203,7 @@ class ShardSource(Order, Source[Out]):
         return None if number is None else str(number)
 
     def with_growth(self, grown: Grown) -> Self:
-        """Return this list, of which some epochs have only the first shards: see ``Source``."""
+        """Return this list, some epochs of which have only its first shards: ``Order.grown``."""
         again = copy.copy(self)
         again.grown = grown
         return again
@@ -225,31 +223,23 @@ class ShardSource(Order, Source[Out]):
     # The order of samples without reading. An epoch is divided by the ranges of ``epoch_shards``,
     # which need not be those of shards.
 
-    def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
-        """Return which samples those of ranges are: the shard of each, and its number there.
-
-        Args:
-            numbers: the numbers of the ranges.
-            insides: the number of each sample in its range.
-            lane: a lane of the epoch.
+    def samples_after(self, taken: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        """Return the samples that a lane reads after these numbers of others: the shard of each,
+        and its number there.
         """
-        return numbers, insides
+        raise NotImplementedError
 
     def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
-        """Return as which samples of ranges a sample of a shard comes: the inverse of
-        ``in_shards``.
+        """Return as which samples of ranges a sample of a shard comes in the epoch of a lane: the
+        number of each range, and the number of the sample there.
         """
         return [(shard, number)]
 
-    def of_slice(self, places: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
-        """Return as ``in_shards`` which samples are at places of the global order of an epoch."""
-        raise NotImplementedError
-
-    def places_in(self, shard: int, number: int, lane: Lane) -> list[int]:
-        """Return at which places of the global order of an epoch a sample is: the inverse of
-        ``of_slice``.
+    def before(self, number: int, inside: int, lane: Lane) -> list[int]:
+        """Return of each time that a lane reads a sample of a range, as ``in_ranges`` names it, how
+        many others it reads before.
         """
-        raise NotImplementedError
+        return ShardRanges.of(lane.shards or ()).before(number, inside)
 
     def key_of(self, shard: int, number: int) -> str:
         """Return the key of a sample of a shard, from its tar.

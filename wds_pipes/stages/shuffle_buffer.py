@@ -14,7 +14,7 @@ import numpy as np
 
 from wds_pipes.core.chain import Chain, makes_one_of_each
 from wds_pipes.core.counts import NO_NETWORK, Network
-from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges, joined
+from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
@@ -395,7 +395,7 @@ def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], at: list[A
     first = bisect_left(places, offset, hi=len(places) - 1)
     if number not in (0, first) or not start <= first <= stop:
         return None
-    return joined([ShardRanges.of([(shard, first, stop)]), ranges[1:]])
+    return ShardRanges.of_all([ShardRanges.of([(shard, first, stop)]), ranges[1:]])
 
 
 class NumberedSamples:

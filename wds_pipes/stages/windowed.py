@@ -227,7 +227,7 @@ class Windowed(ReadsAgain[Out]):
         value = (self.pads or {}).get(name, 0)
         try:
             array = np.full(shape, value, dtype)
-            exact = dtype.kind not in "biu" or bool(np.all(array == value))
+            exact = dtype.kind not in "biu" or bool(dtype.type(value) == value)
         except (ValueError, OverflowError):
             exact = False
         if not exact:

@@ -53,7 +53,7 @@ from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.once import once
 from wds_pipes.io.outputs import StorageOptions, info_of, read_small, remove, size_of, target_of, write_small
 from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
-from wds_pipes.io.urls import Urls, at_home, identify, links_of, local_path, plain, redact, with_variables
+from wds_pipes.io.urls import Urls, at_home, identify, links_of, local_path, redact, with_variables, without_secrets
 from wds_pipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
@@ -553,8 +553,8 @@ def name_in(index: str, url: str) -> str:
     """
     path = local_path(url)
     if path is None:
-        folder = plain(index).rpartition("/")[0] + "/"
-        return plain(url).removeprefix(folder) if local_path(index) is None else plain(url)
+        folder = without_secrets(index).rpartition("/")[0] + "/"
+        return without_secrets(url).removeprefix(folder) if local_path(index) is None else without_secrets(url)
     path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
     inside = path.startswith(os.path.join(folder, ""))
     return os.path.relpath(path, folder) if inside else path

@@ -103,7 +103,7 @@ def md5_of(file: LockedFile | None, end: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CacheFacts:
     """What is known about a stored shard.
 
     Attributes:
@@ -122,7 +122,7 @@ class Facts:
     boot: str = ""
 
 
-class Entry:
+class CacheEntry:
     """The files of one shard.
 
     Attributes:
@@ -151,18 +151,18 @@ class Entry:
             return 0
 
     @guarded
-    def read(self) -> Facts | None:
+    def read(self) -> CacheFacts | None:
         """What is known about it; None if there is nothing, as after its writer was killed."""
         try:
             with open(open_own(self.known, os.O_RDONLY), "rb") as file:
-                facts = Facts(**json.loads(file.readline(1 << 16)))
+                facts = CacheFacts(**json.loads(file.readline(1 << 16)))
         except (FileNotFoundError, ValueError, TypeError, RecursionError):
             return None
         texts = (facts.url, facts.tag or "", facts.md5 or "", facts.boot)
         return facts if type(facts.size) in (int, type(None)) and all(isinstance(text, str) for text in texts) else None
 
     @guarded
-    def write(self, lock: LockedFile, facts: Facts) -> None:
+    def write(self, lock: LockedFile, facts: CacheFacts) -> None:
         """Store what is known about it; ``lock`` is the lock of this entry."""
         line = json.dumps(asdict(facts)).encode() + b"\n"
         os.pwrite(lock.fd, line, 0)
@@ -174,14 +174,14 @@ class Entry:
         return _opened_or_created(self.part, shared=True)
 
     @guarded
-    def open_part(self) -> tuple[LockedFile | None, Facts | None]:
+    def open_part(self) -> tuple[LockedFile | None, CacheFacts | None]:
         """The .part to read from, if its bytes are confirmed, and what is known about it."""
         facts = self.read()
         usable = facts is not None and facts.boot == boot()
         return open_locked(self.part, shared=True, wait=True) if usable else None, facts
 
     @guarded
-    def open_whole(self, expected: Facts) -> tuple[LockedFile, Facts] | None:
+    def open_whole(self, expected: CacheFacts) -> tuple[LockedFile, CacheFacts] | None:
         """The complete file and what is known about it, if it exists and is as expected."""
         file = open_locked(self.whole, shared=True, wait=True)
         facts = None
@@ -192,7 +192,7 @@ class Entry:
                 file.close()
         return None if file is None or facts is None else (file, facts)
 
-    def _verified(self, file: LockedFile, expected: Facts) -> Facts | None:
+    def _verified(self, file: LockedFile, expected: CacheFacts) -> CacheFacts | None:
         """What is known about the complete file; None: it is not as expected."""
         facts, size = self.read(), file.size
         if facts is None or facts.size != size or expected.size not in (None, size) or file.removed:
@@ -216,7 +216,7 @@ class Entry:
         return facts
 
     @guarded
-    def complete(self, lock: LockedFile, file: LockedFile, facts: Facts) -> None:
+    def complete(self, lock: LockedFile, file: LockedFile, facts: CacheFacts) -> None:
         """Make the .part, which is open as ``file``, the complete shard.
 
         Raises:
@@ -265,7 +265,7 @@ def _opened_or_created(path: str, *, shared: bool) -> LockedFile:
     return file
 
 
-class Stored(NamedTuple):
+class CachedShard(NamedTuple):
     """A shard in the cache, as listed by ``entries``.
 
     Attributes:
@@ -294,13 +294,13 @@ class CacheDirectory:
         self.path = path
         self._usage = os.path.join(path, "usage")
 
-    def entry(self, url: str, store: str = "") -> Entry:
+    def entry(self, url: str, store: str = "") -> CacheEntry:
         """The files of the shard at ``url``; ``store`` identifies the store that the URL leads
         to.
         """
         digest = hashlib.sha256(f"{identify(url)}\n{store}".encode(errors="surrogateescape")).hexdigest()[:32]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.basename(urlsplit(redact(url)).path))[-80:]
-        return Entry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
+        return CacheEntry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
 
     @guarded
     def reserve(self, more: int, max_bytes: int) -> None:
@@ -328,15 +328,15 @@ class CacheDirectory:
             return self._evict(counter, max_bytes, stopped=True)
 
     @guarded
-    def entries(self) -> list[Stored]:
+    def entries(self) -> list[CachedShard]:
         """The shards in the cache, the least recently used first."""
         found = []
         for stem, files in self._scan().items():
-            entry = Entry(stem)
+            entry = CacheEntry(stem)
             facts = entry.read()
             state = "complete" if "shard" in files else "downloading" if self._busy(entry) else "partial"
             path = entry.whole if "shard" in files else entry.part
-            found.append(Stored(facts.url if facts else "", _bytes(files), _used(files), state, path))
+            found.append(CachedShard(facts.url if facts else "", _bytes(files), _used(files), state, path))
         return sorted(found, key=lambda stored: stored.used)
 
     def _scan(self) -> dict[str, dict[str, os.stat_result]]:
@@ -352,7 +352,7 @@ class CacheDirectory:
                             found[os.path.join(self.path, name[1])][name[2]] = status
         return found
 
-    def _busy(self, entry: Entry) -> bool:
+    def _busy(self, entry: CacheEntry) -> bool:
         """Whether it is being downloaded."""
         lock = open_locked(entry.known, os.O_RDWR)
         if lock is not None:
@@ -369,7 +369,8 @@ class CacheDirectory:
         found = self._scan()
         first = {stem for stem, files in found.items() if stopped and "shard" not in files}
         sizes = {
-            stem: _bytes(files) if "shard" in files else self._at_most(Entry(stem)) for stem, files in found.items()
+            stem: _bytes(files) if "shard" in files else self._at_most(CacheEntry(stem))
+            for stem, files in found.items()
         }
         used = total = sum(sizes.values())
         count = 0
@@ -378,13 +379,13 @@ class CacheDirectory:
         for stem in sorted(found, key=lambda stem: (stem not in first, _used(found[stem]))):
             if used > goal or stem in first:
                 with contextlib.suppress(CacheError):
-                    if Entry(stem).remove():
+                    if CacheEntry(stem).remove():
                         used -= sizes[stem]
                         count += 1
         _set(counter, used)
         return count, total - used
 
-    def _at_most(self, entry: Entry) -> int:
+    def _at_most(self, entry: CacheEntry) -> int:
         """The bytes of a shard that is not complete, with those that its download will still write.
 
         The download may end at any time: so the files are read after its lock, and in the order in

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from wds_pipes.core.options import checks_options
 from wds_pipes.errors import mended
-from wds_pipes.io.cache.files import CacheDirectory, Facts
-from wds_pipes.io.cache.stream import CachedStream, Fetch
+from wds_pipes.io.cache.files import CacheDirectory, CacheFacts
+from wds_pipes.io.cache.stream import CachedStream, RequestFrom
 from wds_pipes.io.urls import redact
 
 _SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*")
@@ -113,7 +113,7 @@ class ShardCache:
     def open(
         self,
         url: str,
-        fetch: Fetch,
+        fetch: RequestFrom,
         *,
         start: int = 0,
         size: int | None = None,
@@ -143,7 +143,7 @@ class ShardCache:
             Exception: whatever ``fetch`` and its streams raise, here or while reading.
         """
         entry = CacheDirectory(self.directory).entry(url, store)
-        expected = Facts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
+        expected = CacheFacts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
         stream = CachedStream(self.directory, self.max_bytes, entry, fetch, expected)
         try:
             stream.begin(start)
@@ -159,7 +159,7 @@ class ShardCache:
         Raises:
             CacheError: the directory cannot be used.
         """
-        found = CacheDirectory(self.directory).entry(url, store).open_whole(Facts(redact(url)))
+        found = CacheDirectory(self.directory).entry(url, store).open_whole(CacheFacts(redact(url)))
         if found is None:
             return None
         with contextlib.closing(found[0]) as whole:

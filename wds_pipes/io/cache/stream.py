@@ -21,8 +21,8 @@ from wds_pipes.io.cache.files import (
     FACTS_BYTES,
     STEP,
     CacheDirectory,
-    Entry,
-    Facts,
+    CacheEntry,
+    CacheFacts,
     FullError,
     boot,
     chunks,
@@ -40,7 +40,7 @@ FIRST = 1 << 16  # bytes that are read at first, so that readers get bytes early
 
 # Requests a shard from a byte on, and does not wait for the response. ``close`` of the stream may
 # be called while another thread is in ``wait`` or ``read``, which then end.
-Fetch = Callable[[int], "RemoteShard"]
+RequestFrom = Callable[[int], "RemoteShard"]
 # After this long without a byte from another process's download, read directly from the store.
 STALL_SECONDS = 60.0
 FULL_SECONDS = 60.0  # after the disk was full, nothing is stored for this long
@@ -52,7 +52,9 @@ _full: dict[str, float] = {}
 class CachedStream(io.RawIOBase):
     """A shard that is stored, is being stored (by this process or another), or cannot be stored."""
 
-    def __init__(self, directory: str, max_bytes: int, entry: Entry, fetch: Fetch, expected: Facts) -> None:
+    def __init__(
+        self, directory: str, max_bytes: int, entry: CacheEntry, fetch: RequestFrom, expected: CacheFacts
+    ) -> None:
         super().__init__()
         self.path = directory
         self._pid = os.getpid()
@@ -65,7 +67,7 @@ class CachedStream(io.RawIOBase):
         self._complete = False
         self._download: Download | None = None
         self._direct: Any = None
-        self._facts: Facts | None = None  # about the bytes that were read
+        self._facts: CacheFacts | None = None  # about the bytes that were read
         self._broken: ShardError | None = None  # why nothing more may be read
         self._doubted = False
 
@@ -316,9 +318,9 @@ class Download(threading.Thread):
         lock: LockedFile,
         *,
         directory: CacheDirectory,
-        entry: Entry,
-        fetch: Fetch,
-        expected: Facts,
+        entry: CacheEntry,
+        fetch: RequestFrom,
+        expected: CacheFacts,
         max_bytes: int,
     ) -> None:
         super().__init__(name="wds_pipes-cache", daemon=True)
@@ -409,7 +411,7 @@ class Download(threading.Thread):
         total = self._expected.size
         if total is None and stream.object.end_is_vouched_for:  # otherwise, it is the number of bytes that came
             total = stream.object.size
-        facts = Facts(self._expected.url, size=total, tag=stream.object.etag, boot=boot())
+        facts = CacheFacts(self._expected.url, size=total, tag=stream.object.etag, boot=boot())
         self._entry.write(self._lock, facts)
         self._directory.reserve(
             (2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes
@@ -436,7 +438,7 @@ class Download(threading.Thread):
         """
         known = self._entry.read()
         file = self.file = self._entry.open_new_part()
-        self._entry.write(self._lock, Facts(self._expected.url))
+        self._entry.write(self._lock, CacheFacts(self._expected.url))
         self.begun = True
         offset = 0
         if (
