@@ -344,9 +344,9 @@ def test_rows_in_groups_are_exploded_again(tmp_path):
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
-        ({"a.jpg": "", "README": ""}, [], "it has no extension, which names its field, its name begins with a dot"),
+        ({"a.jpg": "", "README": ""}, [], "has an extension, which names its field, does not begin with a dot"),
         ({"a.jpg": "", "a.JPG": ""}, [], "a.JPG and a.jpg are both field 'jpg' of sample 'a': rename one"),
-        ({"v1.0_a.jpg": "", "v1.0_b.jpg": ""}, [], "v1.0_a.jpg: a key ends at the first dot of a name"),
+        ({"v1.0_a.jpg": "", "v1.0_b.jpg": ""}, [], "v1.0_a.jpg would be field '0_a.jpg' of sample 'v1'"),
         ({"v1.0_a.jpg": "", "b.jpg": ""}, [], "or --key-split last-dot, which writes"),
         ({"a.b.jpg": "", "a_b.txt": ""}, ["--key-split", "last-dot"], "would both have the key 'a_b'"),
         ({"__x__/a.jpg": "", "b.jpg": ""}, [], "__x__/a.jpg belongs to no sample"),
@@ -371,6 +371,7 @@ def test_all_problems_are_told_at_once(tmp_path):
     told = " ".join(run(tmp_path / "in", tmp_path / "out", code=1).stderr.split())
     assert told.startswith("Error: 30 problems in the input, so nothing was written: file0 belongs to no sample")
     assert "and 20 more problems" in told
+    assert told.count("rename the file, or leave it out with --ignore") == 1
     run(tmp_path / "in", tmp_path / "out", "--ignore", "file*")
 
 
@@ -382,7 +383,7 @@ def test_all_problems_are_told_at_once(tmp_path):
             "l.txt",
             "data/a.jpg 1\ndata/x.jpg 1",
             [],
-            ["line 2: ", "x.jpg is no file that can be found: check the path"],
+            ["line 2: ", "x.jpg is no file that can be found", "Check the path"],
         ),
         ("l.txt", "data/a.jpg 1\ndata/sub/b.jpg", [], ["sample 'data/sub/b' has no label, and others have"]),
         ("t.csv", "id,path\n1,data/a.jpg\n", ["--file", "pth"], ["has no column 'pth'. Did you mean 'path'?"]),

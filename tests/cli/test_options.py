@@ -52,6 +52,11 @@ def test_an_option_takes_the_same_in_all_commands():
     assert not different, "give it the same form everywhere, or another name"
 
 
+def test_a_command_that_does_not_exist_is_compared_with_those_that_do():
+    assert "Did you mean 'verify'?" in CliRunner().invoke(main, ["verfy"]).output
+    assert CliRunner().invoke(main, ["xyz"]).output.endswith("Error: No such command 'xyz'.\n")
+
+
 def test_all_commands_that_read_urls_can_be_told_how_to_reach_them():
     for name, command in COMMANDS.items():
         arguments = {argument.name for argument in command.params if isinstance(argument, click.Argument)}

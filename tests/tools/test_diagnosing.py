@@ -119,6 +119,7 @@ def test_stats_that_name_no_limit_leave_it_to_the_pipeline(tmp_path):
         ({"stats": [{"epoch": 0.0}]}, "the stats are what loader.stats_of_ranks"),
         ({"stats": {"wait_share": 1.0}}, "the stats are what loader.stats_of_ranks"),
         ({"what": "plants:local"}, "local"),
+        ({"what": "src/train.py"}, "as train:FUNCTION"),
     ],
 )
 def test_arguments_that_do_not_fit(options, says):

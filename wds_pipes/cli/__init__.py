@@ -8,6 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from wds_pipes.cli.options import example, in_one_line
+from wds_pipes.core.options import nearest
 from wds_pipes.core.words import plain
 from wds_pipes.io.urls import hide
 from wds_pipes.tools.interrupts import interruptible
@@ -89,6 +90,13 @@ class _Sections(click.Group):
             return None
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
         return cast(click.Command, getattr(import_module(f"wds_pipes.cli.{module}"), name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and (near := nearest(args[0], _COMMANDS)) is not None:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         named = [

@@ -57,9 +57,6 @@ from wds_pipes.tar.reader import TarReader
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
-if TYPE_CHECKING:
-    from wds_pipes.io.open import Opener
-
 _CHUNK, _FEW = 1 << 20, 1 << 15  # bytes read at once, and where files are passed over
 
 

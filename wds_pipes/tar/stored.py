@@ -113,8 +113,10 @@ def _members(data: bytes) -> Iterable[tuple[int, int, int, str]]:
     used = (heads + 1) * BLOCK + sizes
     ends = used + -used % BLOCK
     good = ((found.view(np.uint64) & fixed) == values).all(axis=1) & (ends <= len(data))
-    # the checksum counts its own field as spaces
-    good &= found.sum(axis=1, dtype=np.uint32) - found[:, 148:156].sum(axis=1, dtype=np.uint32) + 8 * 32 == sums
+    # the checksum counts its own field as spaces; after the size, the bytes are the same in all
+    good &= (
+        found[:, :136].sum(axis=1, dtype=np.uint32) + (sum(EMPTY_HEADER[136:148] + EMPTY_HEADER[156:]) + 8 * 32) == sums
+    )
     good &= ((names == 0).argmax(axis=1) == lengths) & (lengths < names.shape[1]) & (names < 128).all(axis=1)
     texts = b"\0".join(names[good].view(f"S{names.shape[1]}")[:, 0].tolist()).decode("ascii").split("\0")
     return zip((heads[good] * BLOCK).tolist(), used[good].tolist(), ends[good].tolist(), texts, strict=False)
@@ -161,7 +163,7 @@ def read_stored(file: io.RawIOBase | BinaryIO) -> Iterator[Stored]:
             if sample.start != start or sample.key in keys:
                 raise NotStoredError
             keys.add(sample.key)
-            first, start = first or sample, start + sample.size
+            first, start = first or sample, start + len(sample.data)
             yield sample
         data = data[start - base :]
         if not more:

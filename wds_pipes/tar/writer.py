@@ -190,13 +190,13 @@ class TarWriter:
                 "as one. Give each its own key.",
                 key=sample.key,
             )
-        self._starts[sample.key] = self.size
+        self._starts[sample.key], size = self.size, sample.size
         try:
-            self._put(sample.blocks, sample.size)
+            self._put(sample.blocks, size)
         except BaseException as error:
             self._fail(error)  # half a sample may be written: a reader could read nothing after it
             raise
-        self.size += sample.size
+        self.size += size
         self.samples += 1
 
     def _put(self, blocks: list[bytes], size: int) -> None:

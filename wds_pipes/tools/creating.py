@@ -428,9 +428,9 @@ def of_list(
             path, label = (path, label) if content is None else (line, [])
         if content is None:
             problems.add(
-                f"line {number}: {redact(_join(base, path.strip()))} is no file that can be found: check the path, "
-                "write a tab before a label that has blanks, or pass --root DIRECTORY if paths are relative to another "
-                "one than that of the list"
+                f"line {number}: {redact(_join(base, path.strip()))} is no file that can be found",
+                "Check the path, write a tab before a label that has blanks, or pass --root DIRECTORY if paths are "
+                "relative to another one than that of the list",
             )
             continue
         key = grouping.add(_name(path.strip(), base), content)

@@ -153,6 +153,11 @@ def doctor(
             return found
     if what is None:
         raise ValueError("there is nothing to run: name shards or module:function, or pass the stats of a training")
+    if isinstance(what, str) and what.endswith(".py"):
+        raise ValueError(
+            f"{what} is a script, not a shard: name its function that returns the PipeLoader, in the directory of the "
+            f"script, as {Path(what).stem}:FUNCTION"
+        )
     limit, is_pipeline = seconds + _GRACE, isinstance(what, PipeLoader) or not are_shards(what)
     shards = [] if is_pipeline else expand(what, storage_options)
     try:

@@ -66,21 +66,22 @@ class Problems:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, None] = {}
+        self._lines: dict[str, str] = {}  # with the mends
         self.count = 0
 
-    def add(self, line: str) -> None:
-        """Note a problem, with its mend."""
+    def add(self, line: str, mend: str = "") -> None:
+        """Note a problem. A mend that several problems may have is shown once, after all."""
         self.count += 1
         if len(self._lines) < _SHOWN:
-            self._lines[line.rstrip(".")] = None
+            self._lines[line.rstrip(".")] = mend
 
     def check(self) -> None:
         """Raise SampleError if there are problems."""
         if self.count:
             left = self.count - len(self._lines)
             more = [f"and {plural(left, 'more problem')}"] * (left > 0)
-            lines = "\n".join(f"  {line}" for line in [*self._lines, *more])
+            mends = dict.fromkeys(filter(None, self._lines.values()))
+            lines = "\n".join(f"  {line}" for line in [*self._lines, *more, *mends])
             raise SampleError(f"{plural(self.count, 'problem')} in the input, so nothing was written:\n{lines}")
 
 
@@ -139,7 +140,14 @@ def _of_store(content: Content, reader: RangeReader, parts: Iterator[Part]) -> b
     return data if same and len(data) == content.size else None
 
 
-_RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot, which writes v1.0_a.jpg as v1_0_a.jpg"
+_RULES = (
+    "A key ends at the first dot of a name: pass --key-split first-dot if that is meant, or --key-split last-dot, "
+    "which writes v1.0_a.jpg as v1_0_a.jpg"
+)
+_NO_SAMPLE = (
+    "A file of a sample has an extension, which names its field, does not begin with a dot, and is not in '__NAME__/': "
+    "rename the file, or leave it out with --ignore 'PATTERN'"
+)
 
 
 class Grouping:
@@ -163,10 +171,7 @@ class Grouping:
         """Add a file by its name relative to the source; return its key, or None if it has none."""
         parts = split_key(name, self._rule)
         if parts is None:
-            self._problems.add(
-                f"{name} belongs to no sample: it has no extension, which names its field, its name begins with a dot, "
-                f"or it is in '__NAME__/'. Rename it, or leave it out with --ignore {name.rpartition('/')[2]!r}"
-            )
+            self._problems.add(f"{name} belongs to no sample", _NO_SAMPLE)
             return None
         stem, field = parts
         key = stem if self._rule == "first-dot" else without_dots(stem)
@@ -197,10 +202,11 @@ class Grouping:
         for record in records:
             for field in record.fields:
                 if dotted[field] == 1 and (not alone or endings[field.rpartition(".")[2]] > 1):
-                    self._problems.add(
-                        f"{self._names[record.key, field]}: a key ends at the first dot of a name, so this would be "
-                        f"field {field!r} of sample {record.key!r}, which no other sample has: {_RULES}"
+                    name = self._names[record.key, field]
+                    what = (
+                        f"{name} would be field {field!r} of sample {record.key!r}, and no other sample has this field"
                     )
+                    self._problems.add(what, _RULES)
 
 
 LABEL = "cls"  # the field of a label

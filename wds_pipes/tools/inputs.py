@@ -22,7 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -45,7 +45,8 @@ from wds_pipes.tar.index import (
     folder_of,
     list_shards,
     make_opener,
-    write_offsets,
+    pack_keys,
+    pack_offsets,
 )
 from wds_pipes.tar.indexing import scan
 from wds_pipes.tar.located import Located
@@ -165,7 +166,7 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
         missing = [
             url for url, indexed in zip(of_urls, there, strict=True) if not indexed or kind_of_name(base_name(url))
         ]
-    tasks = [_task(url, of_urls[url], sizes[url]) for url in missing]
+    tasks = [_task(url, endings, of_urls[url], sizes[url]) for url in missing]
     at, facts = running.first_pass(hidden, "inputs", partial(_index, options), tasks)
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
@@ -177,17 +178,18 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
     return inputs
 
 
-def _task(url: str, mark: str, size: int) -> Task:
+def _task(url: str, endings: Iterable[str], mark: str, size: int) -> Task:
     name = f"{hash_text(folder_of(url)):016x}/{base_name(url)}"
-    return Task(name, (name + KEYS, name + OFFSETS), url, mark, size)
+    return Task(name, tuple(name + ending for ending in endings), url, mark, size)
 
 
 def _index(options: StorageOptions, task: Task, place: Place) -> Facts:
     """Write where the samples of a shard begin."""
     found = scan(task.arguments, make_opener(options), threading.Event(), md5=False)
     check_same(task.arguments, task.fingerprint, options)
-    name = place.at(task.name)
-    write_offsets(name, found.keys, [*found.starts, found.end], place.storage_options)
+    place.write(task.name + OFFSETS, pack_offsets([*found.starts, found.end]))
+    if task.name + KEYS in task.outputs:
+        place.write(task.name + KEYS, pack_keys(found.keys))
     return {"compressed": found.compressed}
 
 
@@ -200,18 +202,6 @@ class _Wanted(NamedTuple):
     stop: int
     last: bool  # of its shard
     place: int
-
-
-def _runs(wanted: Iterable[_Wanted]) -> Iterator[list[_Wanted]]:
-    """Divide samples into runs of neighbours in a shard, of a limited size."""
-    run: list[_Wanted] = []
-    for one in wanted:
-        if run and (one.start != run[-1].stop or one.shard != run[0].shard or one.stop - run[0].start > _TOGETHER):
-            yield run
-            run = []
-        run.append(one)
-    if run:
-        yield run
 
 
 class Copy(NamedTuple):
@@ -258,19 +248,21 @@ class Reader:
 
     def _in_order(self, found: Iterable[tuple[_Wanted, T]]) -> Iterator[T]:
         inputs, held = self._inputs, dict[int, T]()
-        following, opened = 0, set[str]()  # the shards that were read from this disk, or decompressed
+        following, shards = 0, set[int]()
         for wanted, sample in found:
-            held[wanted.place], url = sample, inputs.urls[wanted.shard]
-            if not is_remote(url) or url in inputs.compressed:
-                opened.add(url)
+            held[wanted.place] = sample
+            shards.add(wanted.shard)
             while following in held:
                 yield held.pop(following)
                 following += 1
-        for url in opened:
-            inputs.check_same(url)  # else some samples may be those of another shard
+        for url in (inputs.urls[shard] for shard in sorted(shards)):
+            if not is_remote(url) or url in inputs.compressed:  # it was read from this disk, or decompressed
+                inputs.check_same(url)  # else some samples may be those of another shard
 
-    def _wanted(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[_Wanted]:
-        """Divide samples into windows; yield those of a window in the order of the input."""
+    def _wanted(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[list[_Wanted]]:
+        """Divide samples into windows; yield those of a window in the order of the input, as runs
+        of neighbours in a shard: of a limited size, or one large sample.
+        """
         done = 0
         for numbers in blocks:
             found = self._inputs.extents(numbers)
@@ -279,16 +271,23 @@ class Reader:
                 before = int(ends[begin - 1]) if begin else 0
                 stop = max(begin + 1, int(np.searchsorted(ends, before + self._window, "right")))
                 order = begin + np.lexsort((found.starts[begin:stop], found.shards[begin:stop]))
-                columns = [*(column[order].tolist() for column in found), (done + order).tolist()]
-                yield from map(_Wanted._make, zip(*columns, strict=True))
+                shards, _, starts, stops, _ = columns = [column[order] for column in found]
+                sizes = stops - starts
+                ends_run = (shards[1:] != shards[:-1]) | (starts[1:] != stops[:-1]) | (sizes[:-1] > _TOGETHER)
+                ends_run |= np.diff(np.cumsum(sizes) // _TOGETHER) > 0
+                cuts = [0, *(np.flatnonzero(ends_run) + 1).tolist(), len(order)]
+                rows = zip(*(column.tolist() for column in columns), (done + order).tolist(), strict=True)
+                wanted = [*map(_Wanted._make, rows)]
+                yield from (wanted[cut:end] for cut, end in pairwise(cuts))
                 begin = stop
             done += len(numbers)
 
-    def _samples(self, wanted: Iterable[_Wanted]) -> Iterator[tuple[_Wanted, Sample]]:
+    def _samples(self, runs: Iterable[list[_Wanted]]) -> Iterator[tuple[_Wanted, Sample]]:
         """Read samples as they are stored, with the header after each; those of compressed shards
         from the beginning of the shard.
         """
         urls = self._inputs.urls
+        wanted = chain.from_iterable(runs)
         for compressed, group in groupby(wanted, lambda one: urls[one.shard] in self._inputs.compressed):
             if compressed:
                 yield from ((one, self._unpack(one)) for one in group)
@@ -310,20 +309,23 @@ class Reader:
             for part in parts:
                 yield ahead.popleft(), part
 
-    def _copies(self, wanted: Iterable[_Wanted]) -> Iterator[tuple[_Wanted, Copy]]:
+    def _copies(self, runs: Iterable[list[_Wanted]]) -> Iterator[tuple[_Wanted, Copy]]:
         """Read samples, the small ones of uncompressed shards many at a time."""
 
-        def is_small(one: _Wanted) -> bool:
-            return one.stop - one.start <= _TOGETHER and self._inputs.urls[one.shard] not in self._inputs.compressed
+        def is_small(run: list[_Wanted]) -> bool:
+            first = run[0]  # the only one if it is large
+            return (
+                first.stop - first.start <= _TOGETHER and self._inputs.urls[first.shard] not in self._inputs.compressed
+            )
 
-        for small, group in groupby(wanted, is_small):
+        for small, group in groupby(runs, is_small):
             if not small:
                 yield from (
                     (one, Copy(sample["__url__"], Encoded(sample, None))) for one, sample in self._samples(group)
                 )
                 continue
             read, size = list[tuple[list[_Wanted], bytes]](), 0
-            for run, (part, base) in self._parts(_runs(group)):
+            for run, (part, base) in self._parts(group):
                 start, stop = run[0].start, run[-1].stop + BLOCK
                 if isinstance(part, LocalFile):
                     part, base = part.part(start, stop)

@@ -69,6 +69,7 @@ _MOST_OPEN = 64  # files that are merged at a time
 _BLOCK = 1 << 13
 
 Line = list[Any]  # a value, and the number of its sample
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # ``json.dumps`` would make an encoder for each line
 
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
@@ -395,11 +396,11 @@ def _merged(files: Sequence[tuple[str, int]], temporary: str) -> Iterator[Line]:
         group, files = files[:_MOST_OPEN], files[_MOST_OPEN:]
         files.append((_spill(_merged(group, temporary), temporary), 0))
     with contextlib.ExitStack() as stack:
-        opened = [(stack.enter_context(open(path, "rb")), start) for path, start in files]
+        opened = [(stack.enter_context(open(path, encoding="ascii")), start) for path, start in files]
         yield from heapq.merge(*(_lines(file, start) for file, start in opened))
 
 
-def _lines(file: IO[bytes], start: int) -> Iterator[Line]:
+def _lines(file: IO[str], start: int) -> Iterator[Line]:
     for text in file:
         value, place = json.loads(text)
         yield [value, start + place]
@@ -420,7 +421,7 @@ def _spill(lines: Iterable[Line], temporary: str) -> str:
 def _texts(lines: Iterable[Line]) -> Iterator[bytes]:
     lines = iter(lines)
     while block := list(islice(lines, _BLOCK)):
-        yield b"".join(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n" for line in block)
+        yield b"".join(_encode(line).encode("ascii") + b"\n" for line in block)
 
 
 def is_weighted(text: str) -> bool:

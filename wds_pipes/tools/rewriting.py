@@ -201,9 +201,9 @@ def _copy(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
     def written() -> Iterator[Sample | Stored]:
         for made in change(samples(), shard, facts):
             stored, sample = last[0]
-            # each field is the same object, and not only as large or equal
-            same = made.keys() == sample.keys() and all(made[name] is sample[name] for name in stored.fields)
-            yield stored if same and made["__key__"] == stored.key else made
+            # each value is the same object, and not only as large or equal
+            values = zip(made.values(), sample.values(), strict=False)
+            yield stored if [*made] == [*sample] and all(one is other for one, other in values) else made
 
     found = complete(task.name, written(), lambda: facts["read"] - facts["left_out"])
     return {**write_task(task, place, found), **facts}
@@ -578,24 +578,29 @@ def _mapped(function: Function, skips: bool, samples: Iterator[Sample], shard: S
 
 
 def _made(function: Function, sample: Sample) -> Sample | None:
-    key, url = named = identity(sample)
     made = function.of(sample)
     if made is None:
         return None
     if not isinstance(made, Mapping):
+        key, url = named = identity(sample)
         raise SampleError(
             f"{function.named} returned {type(made).__name__} for {named.name()}: let it return a "
             "dict of fields, or None to leave the sample out",
             url=url,
             key=key,
         ) from TypeError()
-    encoded: Sample = {"__key__": key}
+    encoded: Sample = {"__key__": sample["__key__"]}
+    kept = sample if made.get("__key__", sample["__key__"]) == sample["__key__"] else {}
     for field, value in made.items():
+        if field in kept and value is kept[field]:  # it was read from a shard, so it can be written
+            encoded[field] = value
+            continue
         try:
             if not is_metadata(str(field)):
-                check_name(str(made.get("__key__", key)), field, known=isinstance(field, str))
+                check_name(str(made.get("__key__", sample["__key__"])), field, known=isinstance(field, str))
             encoded[field] = value if is_metadata(str(field)) else encode(field, value)
         except Exception as error:
+            key, url = named = identity(sample)
             why, mends = parts(error, words=words)
             raise SampleError(
                 f"{function.named} returned field {field!r} for {named.name()}, which cannot be encoded: {hide(why)}",
