@@ -17,3 +17,7 @@ def __getattr__(name: str) -> Any:
     from wds_pipes.display import samples  # imports numpy and the chains, which text does not need
 
     return getattr(samples, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
