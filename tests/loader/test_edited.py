@@ -195,6 +195,20 @@ def test_the_steps_of_a_loader_go_on(urls, make):
     assert loader.state_dict()["step"] == 3
 
 
+def test_a_rank_that_has_ended_needs_the_states_of_all(urls):
+    """By its own state alone it does not know how many batches the ranks had."""
+    loaders = [listed(urls, rank, 3, batch_size=5, epoch_end="exact") for rank in range(3)]
+    assert len({len([*loader]) for loader in loaders}) == 2
+    states = [loader.state_dict() for loader in loaders]
+    again = [listed(urls, rank, 3, batch_size=5, epoch_end="exact") for rank in range(3)]
+    out = keys_of(samples(urls[:1]))[:1]
+    for loader, state in zip(again, states, strict=True):
+        with pytest.raises(wp.StateError, match="exclude= after the end of a rank's epoch needs the states of all"):
+            loader.load_state_dict(state, exclude=out)
+        loader.load_state_dict(states, exclude=out)
+    assert checkpoint.merge_states([loader.state_dict() for loader in again])["epoch"] == 1
+
+
 def test_equal_ranks_need_a_sample_list(urls):
     counted = {"samples_per_shard": SIZES}
     loader = loader_of(keyed(urls, **counted), epoch_end="drop")

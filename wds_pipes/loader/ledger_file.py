@@ -38,7 +38,7 @@ _HEAD = b"wds_pipes ledger 1\n".ljust(_RECORD.size, b"\0")
 _BITS = (1 << 32) - 1
 _RANK = re.compile(r"\.rank-([0-9]{4,})-of-([0-9]{4,})")
 
-LedgerStep = tuple[int, int, int]  # epoch, where it was divided, batches of each rank since then
+LedgerStep = tuple[int, int, int]  # the epoch, where it was divided last, the step of each rank in it
 
 
 def check_path(ledger: object) -> str | None:
@@ -115,7 +115,7 @@ class Record(NamedTuple):
     Attributes:
         epoch: the epoch.
         samples: how many samples of it.
-        step: the step of each rank, counted from where the epoch was divided last.
+        step: the step of each rank, as in its state.
         digest: of these samples.
     """
 

@@ -375,13 +375,14 @@ class PipeLoader:
                 rest less these samples, in the old order; batches are filled from what follows.
                 Pass the same list with later states; new keys come at its end. On a ``SampleList``
                 whose batches do not depend on the number of workers, the samples are no part of the
-                epochs any more. Otherwise a filter leaves them out and counts them as filtered,
-                after the last step that may change the order or number of samples: there they must
-                still have their ``"__key__"``, and not be batches. ``epoch_end="drop"`` and
-                ``"pad"`` cannot have this filter. A key that no sample has is a ValueError, for a
-                ``SampleList`` with indexes of keys; otherwise, with one rank, a warning at the end
-                of each epoch. ``counts()`` says under ``excluded`` how many samples each rank left
-                out of an epoch.
+                epochs any more, and ``counts()`` of this epoch is without them, also of those that
+                were delivered before. Otherwise a filter leaves them out and counts them as
+                filtered, after the last step that may change the order or number of samples: there
+                they must still have their ``"__key__"``, and not be batches. ``epoch_end="drop"``
+                and ``"pad"`` cannot have this filter. A key that no sample has is a ValueError, for
+                a ``SampleList`` with indexes of keys; otherwise, with one rank, a warning at the
+                end of each epoch. ``counts()`` says under ``excluded`` how many samples each rank
+                left out of an epoch.
             added: ``"append"``: the list of shards has grown at its end. This epoch goes on with
                 the shards that it had, in their order; from the next one on, all are read; also in
                 this one, if nothing of it was returned yet. With ``epoch_end="loop"``, the next

@@ -25,6 +25,7 @@ from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.stage import Source, Stage, is_built_in
 from wds_pipes.core.state import damaged, read_count, read_digest
 from wds_pipes.core.words import shown
+from wds_pipes.errors import StateError
 from wds_pipes.loader.lengths import batches_of
 from wds_pipes.loader.partition import NOT_BEGUN, LanePiece, LaneStates, OfLane, Portion, Terms
 from wds_pipes.loader.ranges import Ranges
@@ -204,6 +205,12 @@ class Slices:
         return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
 
     def excluding(self, states: LaneStates, epoch: int, then: Terms, now: Terms) -> tuple[Slices, LaneStates]:
+        if len(states) < self.lanes and all(state["ended"] for state in states.values()):
+            # the ranks may have had other numbers of batches: they would stand at different places
+            raise StateError(
+                "exclude= after the end of a rank's epoch needs the states of all ranks: collect them, and load "
+                "merge_states(states) on each rank."
+            )
         _, rest = self.repartitioned(self.lanes, states, epoch, then)
         before, after = (cast(SampleList, terms.chain.root) for terms in (then, now))
         place = after.place_after(before, rest.place, epoch)
