@@ -227,7 +227,8 @@ class Lookup:
         if batches is not None:
             return [_Standing(lane, 0, 0, batches[lane]) for lane in lanes]
         assert samples is not None
-        return [_Standing(lane, 0, 0, *_batches_and_kept(self._plan.chain.batching, samples[lane])) for lane in lanes]
+        makers = self._plan.chain.batching
+        return [_Standing(lane, 0, 0, *_batches_and_kept(makers, samples[lane])) for lane in lanes]
 
     def _resuming(self, begin: _Standing, state: LaneAt, had: int) -> _Standing:
         """Return where a lane stands after batches of other sizes, which had so many samples."""

@@ -275,9 +275,9 @@ class Plan:
             parts = sum(int(batches[number] - lane.delivered) for number, lane in going.items())
         else:
             # Count by samples, since earlier batches may have had another size.
+            makers = self.chain.batching
             parts = sum(
-                batches_of(self.chain.batching, samples[number] - self.samples_had(number, lane))
-                for number, lane in going.items()
+                batches_of(makers, samples[number] - self.samples_had(number, lane)) for number, lane in going.items()
             )
         return parts // self.parts if self.drop_last else -(-parts // self.parts)
 
